@@ -1,0 +1,49 @@
+# make run: a gateway, two workers and a real model on this machine.  make test: the whole suite.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --progress-bar on
+
+.PHONY: run test check bench lock format clean
+
+run: $(VENV)/.run
+	@exec $(BIN)/warmlane up
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest
+
+check: $(VENV)/.dev
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/python -m tests.docs_drift
+
+bench: $(VENV)/.dev
+	$(BIN)/python -m tests.benchmarks
+
+format: $(VENV)/.dev
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+# The locks carry hashes for every platform and for Python 3.11 to 3.13; uv only writes them, pip installs them.
+lock: $(VENV)/.dev
+	$(PIP) uv
+	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	  --custom-compile-command "make lock" pyproject.toml -o requirements/run.lock
+	$(BIN)/uv pip compile --quiet --upgrade --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+	  --custom-compile-command "make lock" --extra dev pyproject.toml -c requirements/run.lock -o requirements/dev.lock
+
+$(VENV)/.run: requirements/run.lock pyproject.toml
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "installing locked dependencies into $(VENV) (about 200 MB on disk, once)"
+	@$(PIP) --require-hashes -r requirements/run.lock
+	@$(PIP) --no-deps --no-build-isolation -e .
+	@touch $@
+
+$(VENV)/.dev: $(VENV)/.run requirements/dev.lock
+	@$(PIP) --require-hashes -r requirements/dev.lock
+	@touch $@
+
+clean:
+	rm -rf $(VENV) .warmlane build *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
