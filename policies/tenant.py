@@ -34,12 +34,14 @@ class Tenant:
     """Who pays, what they may use, and the secret that separates their cache from everybody else's.
 
     `cache_salt`: 32 hex digits, derived from the server's secret and the project id; valid for every engine.
+    `organization_limits`: what all projects of the organisation may use together (`rpm` and `concurrency` count).
     """
 
     project_id: str
     organization_id: str
     cache_salt: str
     limits: Limits
+    organization_limits: Limits = Limits()
 
 
 @dataclass(frozen=True, slots=True)

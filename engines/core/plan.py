@@ -56,6 +56,16 @@ class StepPlan:
         """Tokens computed in this step."""
         return sum(len(row.tokens) for row in self.rows)
 
+    @property
+    def num_decode_rows(self) -> int:
+        """Rows of one token: what a step-cost model counts as rows."""
+        return sum(len(row.tokens) == 1 for row in self.rows)
+
+    @property
+    def num_prefill_tokens(self) -> int:
+        """Tokens in rows of several."""
+        return self.num_tokens - self.num_decode_rows
+
 
 class Runner(Protocol):
     """A device that executes steps. Used from one thread only.

@@ -1,0 +1,16 @@
+"""Hosted OpenAI-compatible providers: outside the house, so they get an allow-list and nothing that names a tenant."""
+
+from engines.adapters.plain import PlainAdapter
+from engines.adapters.steering import HOSTED_FIELDS
+from engines.contract import Capabilities
+
+
+class OpenAIAdapter(PlainAdapter):
+    """No salt, no priority, no id or trace of ours, no load. It has no health route: its model list stands in."""
+
+    kind = "openai"
+    capabilities = Capabilities(reports_cached_tokens=True, forbids_unknown_fields=True)
+
+    def forwards(self, name: str) -> bool:
+        """Whether a client's field is passed on."""
+        return name in HOSTED_FIELDS

@@ -1,0 +1,97 @@
+"""The policy every OpenAI-compatible engine shares: pass on what the client said, except what steers.
+
+Unknown fields survive (they may be the engine's own), nested values keep the client's bytes, and a stream always
+reports its usage, because usage is what is charged. Engines differ by the small classes beside this one.
+"""
+
+import msgspec
+
+from engines.adapters.steering import GATEWAY_FIELDS, STEERING_FIELDS, STEERING_PREFIX, STEERING_TEMPLATE_VARIABLES
+from engines.contract import Capabilities, Headers, LoadReport, Steering
+
+_Fields = dict[str, msgspec.Raw]
+
+_read_object = msgspec.json.Decoder(_Fields).decode
+_encode = msgspec.json.Encoder().encode
+_TRUE = msgspec.Raw(b"true")
+_FALSE = msgspec.Raw(b"false")
+
+
+class PlainAdapter:
+    """An OpenAI-compatible server of which nothing more is known."""
+
+    kind = "plain"
+    capabilities = Capabilities()
+    health_path = "/v1/models"
+    load_path: str | None = None
+
+    def body(self, fields: _Fields, steering: Steering) -> bytes:
+        """The upstream JSON body (see `EngineAdapter.body`)."""
+        kept = {name: value for name, value in fields.items() if self.forwards(name)}
+        kept["model"] = _raw(steering.model)
+        if "stream" in kept or steering.is_streaming:
+            kept["stream"] = _TRUE if steering.is_streaming else _FALSE
+        if steering.is_streaming:
+            options = _object(kept.get("stream_options"))
+            options["include_usage"] = _TRUE
+            kept["stream_options"] = msgspec.Raw(_encode(options))
+        if "chat_template_kwargs" in kept:
+            kept["chat_template_kwargs"] = _without_template(kept["chat_template_kwargs"])
+        kept.update(self.own_fields(steering))
+        return _encode(kept)
+
+    def headers(self, steering: Steering, api_key: str | None) -> Headers:
+        """The engine's key, and what `own_headers` adds."""
+        headers: Headers = [] if api_key is None else [(b"authorization", b"Bearer " + api_key.encode())]
+        return headers + self.own_headers(steering)
+
+    def read_load(self, body: bytes) -> LoadReport:  # noqa: ARG002  (the contract's signature)
+        """Nothing: a plain server does not report load."""
+        return LoadReport()
+
+    def forwards(self, name: str) -> bool:
+        """Whether a client's field of this name is passed on."""
+        if name in GATEWAY_FIELDS:
+            return True
+        folded = name.casefold()
+        return not (folded in STEERING_FIELDS or folded in GATEWAY_FIELDS or folded.startswith(STEERING_PREFIX))
+
+    def own_fields(self, steering: Steering) -> _Fields:  # noqa: ARG002  (for the engines that have some)
+        """Fields the gateway sets for this engine."""
+        return {}
+
+    def own_headers(self, steering: Steering) -> Headers:  # noqa: ARG002  (for the engines that have some)
+        """Headers the gateway sets for this engine."""
+        return []
+
+
+def raw_fields(**values: str | int) -> _Fields:
+    """Fields of our own, encoded."""
+    return {name: _raw(value) for name, value in values.items()}
+
+
+def attempt_headers(steering: Steering) -> Headers:
+    """The id of this attempt, never the client's (a retry must not collide with what it retries), and the trace."""
+    headers: Headers = [(b"x-request-id", steering.attempt_id.encode())]
+    if steering.traceparent is not None:
+        headers.append((b"traceparent", steering.traceparent.encode()))
+    return headers
+
+
+def _raw(value: str | int) -> msgspec.Raw:
+    return msgspec.Raw(_encode(value))
+
+
+def _object(value: msgspec.Raw | None) -> _Fields:
+    """The members of a JSON object; none for anything else."""
+    try:
+        return {} if value is None else _read_object(value)
+    except msgspec.DecodeError:
+        return {}
+
+
+def _without_template(value: msgspec.Raw) -> msgspec.Raw:
+    """The same object without the variables that would replace the template; the same bytes if it has none."""
+    variables = _object(value)
+    kept = {name: raw for name, raw in variables.items() if name.casefold() not in STEERING_TEMPLATE_VARIABLES}
+    return value if len(kept) == len(variables) else msgspec.Raw(_encode(kept))

@@ -1,0 +1,38 @@
+"""External vLLM servers."""
+
+from msgspec import Raw
+
+from engines.adapters.load_text import read_load, vllm_names
+from engines.adapters.plain import PlainAdapter, attempt_headers, raw_fields
+from engines.contract import Capabilities, Headers, LoadReport, Steering
+
+_NAMES = vllm_names(b"vllm:")
+
+
+class VllmAdapter(PlainAdapter):
+    """`has_priority_scheduling`: the server runs with `--scheduling-policy priority`.
+
+    Without it vLLM refuses a request that has a priority, so none is sent. Cached tokens are reported only by servers
+    started with `--enable-prompt-tokens-details`: absence is not zero.
+    """
+
+    kind = "vllm"
+    health_path = "/health"
+    load_path = "/metrics"
+
+    def __init__(self, *, has_priority_scheduling: bool = False) -> None:
+        self.capabilities = Capabilities(cache_salt=True, priority=has_priority_scheduling, tokenize=True)
+
+    def own_fields(self, steering: Steering) -> dict[str, Raw]:
+        """The tenant's salt; the lane's rank as priority where the server knows priorities."""
+        if self.capabilities.priority:
+            return raw_fields(cache_salt=steering.cache_salt, priority=steering.lane.rank)
+        return raw_fields(cache_salt=steering.cache_salt)
+
+    def own_headers(self, steering: Steering) -> Headers:
+        """Attempt id (it wins over any id in the body) and trace."""
+        return attempt_headers(steering)
+
+    def read_load(self, body: bytes) -> LoadReport:
+        """Running, waiting and KV use from vLLM's metrics."""
+        return read_load(body, _NAMES)

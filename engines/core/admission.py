@@ -1,0 +1,115 @@
+"""Whether a request may wait for a seat at all: bounds that hold whatever else is running. Pure."""
+
+import hashlib
+from dataclasses import dataclass
+from enum import Enum
+
+from engines.core.sequence import GenerateRequest, Sequence
+
+
+class RefusalReason(Enum):
+    """Why a request was not taken. The first three are the caller's fault, the others the moment's."""
+
+    EMPTY_PROMPT = "empty_prompt"
+    CONTEXT_EXCEEDED = "context_exceeded"  # prompt + max_tokens is more than the model's context
+    KV_EXCEEDED = "kv_exceeded"  # prompt + max_tokens is more than this worker's KV cache
+    DUPLICATE_ID = "duplicate_id"
+    QUEUE_FULL = "queue_full"
+    STOPPING = "stopping"  # draining or stopped
+
+    @property
+    def is_callers_fault(self) -> bool:
+        """Whether the same request would be refused at any time."""
+        return self in _CALLERS_FAULT
+
+
+_CALLERS_FAULT = frozenset({RefusalReason.EMPTY_PROMPT, RefusalReason.CONTEXT_EXCEEDED, RefusalReason.KV_EXCEEDED})
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A request was not taken; nothing of it is kept and no delta will come. `message`: a sentence for people."""
+
+    reason: RefusalReason
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerSettings:
+    """Bounds of one scheduler.
+
+    `max_seqs`: seats, sequences that hold KV at once. `max_step_tokens`: the token budget of a step, at least
+    `max_seqs`, so that every decoding sequence gets its token in every step. `context_tokens`: longest sequence.
+    `kv_tokens`: KV cells. `eos_ids`: the model's end tokens. `max_waiting`: requests that may wait for a first seat.
+    `watermark_ratio`: share of the blocks kept free at admission, so that those running can grow (vLLM's default).
+    """
+
+    max_seqs: int
+    max_step_tokens: int
+    context_tokens: int
+    kv_tokens: int
+    eos_ids: frozenset[int] = frozenset()
+    block_size: int = 16
+    max_waiting: int = 1024
+    watermark_ratio: float = 0.01
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for bounds that cannot work together."""
+        if min(self.max_seqs, self.block_size, self.context_tokens) < 1 or self.max_waiting < 0:
+            raise ValueError("max_seqs, block_size and context_tokens must be at least 1, max_waiting at least 0")
+        if self.max_step_tokens < self.max_seqs:
+            raise ValueError(f"max_step_tokens {self.max_step_tokens} is less than max_seqs {self.max_seqs}")
+        if self.num_blocks < 1:
+            raise ValueError(f"kv_tokens {self.kv_tokens} holds no block of {self.block_size} tokens")
+        if not 0 <= self.watermark_ratio < 1:
+            raise ValueError("watermark_ratio must be in [0, 1)")
+
+    @property
+    def num_blocks(self) -> int:
+        """Whole blocks in `kv_tokens`."""
+        return self.kv_tokens // self.block_size
+
+    @property
+    def max_sequence_tokens(self) -> int:
+        """The longest sequence that context and KV allow."""
+        return min(self.context_tokens, self.num_blocks * self.block_size)
+
+
+def check_size(request: GenerateRequest, settings: SchedulerSettings) -> Refusal | None:
+    """Why this request could never run here, or None. Depends on nothing that changes: callable from any thread."""
+    if not request.prompt:
+        return Refusal(RefusalReason.EMPTY_PROMPT, "The prompt holds no tokens.")
+    wanted = request.sampling.max_tokens
+    total = len(request.prompt) + (1 if wanted is None else wanted)
+    parts = f"prompt of {len(request.prompt)} tokens" + ("" if wanted is None else f" plus max_tokens {wanted}")
+    if total > settings.context_tokens:
+        return Refusal(
+            RefusalReason.CONTEXT_EXCEEDED,
+            f"This model's context is {settings.context_tokens} tokens; the {parts} is more.",
+        )
+    if total > settings.num_blocks * settings.block_size:
+        return Refusal(
+            RefusalReason.KV_EXCEEDED,
+            f"This worker's KV cache holds {settings.num_blocks * settings.block_size} tokens; the {parts} is more.",
+        )
+    return None
+
+
+def open_sequence(request: GenerateRequest, settings: SchedulerSettings, now: float, number: int) -> Sequence:
+    """A waiting sequence for a request that passed `check_size`. `number` settles the order of equal arrivals."""
+    wanted = request.sampling.max_tokens
+    limit = settings.max_sequence_tokens
+    return Sequence(
+        request=request,
+        max_length=limit if wanted is None else len(request.prompt) + wanted,
+        seed=_seed(request),
+        order=(request.lane.rank, request.priority, min(request.arrival, now), number),
+        tokens=list(request.prompt),
+    )
+
+
+def _seed(request: GenerateRequest) -> int:
+    """The request's seed, or one made of its id: a preempted request must draw again what it drew before."""
+    if request.sampling.seed is not None:
+        return request.sampling.seed % 2**64
+    return int.from_bytes(hashlib.sha256(request.id.encode()).digest()[:8], "little")

@@ -1,0 +1,194 @@
+"""Who holds which KV block, and which blocks can be hit again: accounting only, no device.
+
+Full blocks are named by a digest chained over all tokens before them and the tenant's salt, so that equal names mean
+equal content and equal owners' salt; the digest is cryptographic, hence tokens are not compared again. A block keeps
+its name when its last holder lets go, and loses it when it is handed out to another (lazy eviction, least recently
+used first). Cached blocks form a forest by parent. NOTE: holders let go of a path tail first, so a child always stands
+before its parent in the free queue, and what is evicted is always a leaf.
+"""
+
+import hashlib
+from array import array
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+_LITTLE_ENDIAN_U32 = array("I", (1,)).tobytes() == b"\x01\0\0\0"
+
+
+def hash_block(parent: bytes, tokens: Sequence[int], salt: str = "") -> bytes:
+    """sha256 over parent digest, tokens as little-endian u32, and, in a first block (`parent` empty), the salt."""
+    packed = array("I", tokens)
+    if not _LITTLE_ENDIAN_U32:
+        packed.byteswap()
+    return hashlib.sha256(parent + packed.tobytes() + (b"" if parent else salt.encode())).digest()
+
+
+def extend_hashes(hashes: list[bytes], tokens: Sequence[int], block_size: int, salt: str) -> None:
+    """Append to `hashes` the digests of those full blocks of `tokens` that it does not have yet."""
+    for index in range(len(hashes), len(tokens) // block_size):
+        parent = hashes[-1] if hashes else b""
+        hashes.append(hash_block(parent, tokens[index * block_size : (index + 1) * block_size], salt))
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatistics:
+    """Blocks by state; the three add up to the pool. `cached`: free, but can still be hit. Evictions only grow."""
+
+    used: int
+    cached: int
+    blank: int
+    evictions: int
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """Blocks handed out, and those of them that lost their cached content by it."""
+
+    blocks: tuple[int, ...]
+    evicted: tuple[int, ...]
+
+
+class BlockPool:
+    """A fixed number of blocks with reference counts. Used from one thread."""
+
+    def __init__(self, num_blocks: int) -> None:
+        self._num_blocks = num_blocks
+        self._refs = [0] * num_blocks
+        self._hashes: list[bytes | None] = [None] * num_blocks
+        self._parents: list[int | None] = [None] * num_blocks
+        self._by_hash: dict[bytes, list[int]] = {}
+        # Blocks with no references: first in line is handed out first. An OrderedDict removes from the middle in O(1).
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._num_cached_free = 0
+        self._evictions = 0
+
+    def __repr__(self) -> str:
+        s = self.statistics()
+        return f"<BlockPool used={s.used} cached={s.cached} blank={s.blank}>"
+
+    @property
+    def num_free(self) -> int:
+        """Blocks that could be handed out now, cached ones included."""
+        return len(self._free)
+
+    @property
+    def num_blocks(self) -> int:
+        """All blocks."""
+        return self._num_blocks
+
+    def statistics(self) -> PoolStatistics:
+        """How many blocks are in which state."""
+        free, cached = len(self._free), self._num_cached_free
+        return PoolStatistics(self._num_blocks - free, cached, free - cached, self._evictions)
+
+    def match(self, hashes: Sequence[bytes]) -> tuple[int, ...]:
+        """The blocks of the longest cached prefix of `hashes`, as one path of the forest. Changes nothing.
+
+        Where several blocks have the same name the path of the deepest one counts, and of these the one most in use.
+        """
+        depth = 0
+        while depth < len(hashes) and hashes[depth] in self._by_hash:
+            depth += 1
+        if depth == 0:
+            return ()
+        block: int | None = max(self._by_hash[hashes[depth - 1]], key=self._refs.__getitem__)
+        path: list[int] = []
+        while block is not None:
+            path.append(block)
+            block = self._parents[block]
+        path.reverse()
+        assert len(path) == depth, "a cached block has no cached parent"
+        return tuple(path)
+
+    def num_free_in(self, blocks: Iterable[int]) -> int:
+        """How many of `blocks` have no holder, so that taking them uses up free ones."""
+        return sum(1 for block in blocks if self._refs[block] == 0)
+
+    def share(self, blocks: Iterable[int]) -> None:
+        """Take another reference to each of `blocks`, matched just before."""
+        for block in blocks:
+            if self._refs[block] == 0:
+                del self._free[block]
+                self._num_cached_free -= 1
+            self._refs[block] += 1
+
+    def allocate(self, num_blocks: int) -> Allocation | None:
+        """Hand out blank blocks, evicting the least recently used cached ones; None, changing nothing, if too few."""
+        if num_blocks > len(self._free):
+            return None
+        blocks, evicted = [], []
+        for _ in range(num_blocks):
+            block, _ = self._free.popitem(last=False)
+            if self._hashes[block] is not None:
+                self._forget_name(block)
+                self._num_cached_free -= 1
+                self._evictions += 1
+                evicted.append(block)
+            self._refs[block] = 1
+            blocks.append(block)
+        return Allocation(tuple(blocks), tuple(evicted))
+
+    def publish(self, block: int, digest: bytes, parent: int | None) -> None:
+        """Let `block`, full and computed, be hit under its name. `parent`: the block before it, published too."""
+        assert self._refs[block] > 0, f"block {block} is published without a holder"
+        assert self._hashes[block] is None, f"block {block} is published twice"
+        assert parent is None or self._hashes[parent] is not None, f"block {block} has an unpublished parent"
+        self._hashes[block] = digest
+        self._parents[block] = parent
+        self._by_hash.setdefault(digest, []).append(block)
+
+    def release(self, blocks: Sequence[int]) -> None:
+        """Let go of a sequence's blocks, in its order; the tail stands first in line for eviction."""
+        for block in reversed(blocks):
+            assert self._refs[block] > 0, f"block {block} is released twice"
+            self._refs[block] -= 1
+            if self._refs[block] == 0:
+                self._free[block] = None
+                if self._hashes[block] is None:
+                    self._free.move_to_end(block, last=False)
+                else:
+                    self._num_cached_free += 1
+
+    def forget(self, blocks: Iterable[int]) -> None:
+        """Drop the content of cached blocks that nobody holds any more (children with their parents)."""
+        for block in blocks:
+            assert self._refs[block] == 0, f"block {block} is forgotten while held"
+            self._forget_name(block)
+            self._num_cached_free -= 1
+            self._free.move_to_end(block, last=False)
+
+    def cached_blocks(self) -> set[int]:
+        """The blocks that can be hit, held or not."""
+        return {block for block in range(self._num_blocks) if self._hashes[block] is not None}
+
+    def check_integrity(self, holders: Iterable[Sequence[int]] = ()) -> None:
+        """Raise AssertionError unless counts, queue and names agree with each other and with these block lists."""
+        refs = [0] * self._num_blocks
+        for blocks in holders:
+            for block in blocks:
+                refs[block] += 1
+        assert refs == self._refs, "reference counts differ from what is held"
+        assert set(self._free) == {b for b in range(self._num_blocks) if refs[b] == 0}, "the free queue is wrong"
+        named = self.cached_blocks()
+        listed = [b for blocks in self._by_hash.values() for b in blocks]
+        assert len(listed) == len(named), "a block is listed twice"
+        assert set(listed) == named, "names and blocks differ"
+        assert self._num_cached_free == sum(1 for b in named if refs[b] == 0), "the count of cached blocks is wrong"
+        place = {block: index for index, block in enumerate(self._free)}
+        for block in named:
+            parent = self._parents[block]
+            assert parent is None or parent in named, f"block {block} has lost its parent"
+            assert parent is None or refs[parent] >= refs[block] > 0 or refs[block] == 0, "a child outlives its parent"
+            if parent in place and block in place:
+                assert place[block] < place[parent], f"block {block} would be evicted after its parent"
+
+    def _forget_name(self, block: int) -> None:
+        digest = self._hashes[block]
+        assert digest is not None, f"block {block} has no name to forget"
+        others = self._by_hash[digest]
+        others.remove(block)
+        if not others:
+            del self._by_hash[digest]
+        self._hashes[block] = None
+        self._parents[block] = None

@@ -1,0 +1,264 @@
+"""The engine thread: take what was asked, schedule, execute, sample, book, deliver; over and over.
+
+The only thread that touches runner and scheduler. Other threads meet it in an inbox and in a snapshot of its load.
+It knows tokens only: no text, no JSON, no event loop. Whatever happens, each accepted request gets exactly one delta
+with a finish reason.
+"""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from engines.core.admission import Refusal, check_size
+from engines.core.inbox import Abortion, Deliver, Inbox
+from engines.core.load import EngineLoad
+from engines.core.plan import Runner, StepPlan
+from engines.core.sampling import sample
+from engines.core.scheduler import Scheduler
+from engines.core.sequence import FinishReason, GenerateRequest, SequenceDelta
+
+OnStep = Callable[[StepPlan, float], None]
+OnFault = Callable[[BaseException], None]
+
+_SMOOTHING = 0.1  # of the step time shown: about the last ten steps; chosen
+_FAULT_SENTENCE = "The engine failed while computing this request."
+
+
+class Engine:
+    """Runs one scheduler on one runner in its own thread. Every method is thread-safe.
+
+    `on_step`: called after each step with its plan and seconds (forward and sampling). `on_fault`: called with whatever
+    was raised in the engine thread, for the log. Both run in the engine thread. `max_faults`: faulty steps in a row
+    that make the engine unhealthy; `step_limit_s`: so does a step that lasts longer. `checks_when_idle`: verify all
+    accounting whenever nothing is open.
+    """
+
+    def __init__(
+        self,
+        runner: Runner,
+        scheduler: Scheduler,
+        *,
+        on_step: OnStep | None = None,
+        on_fault: OnFault | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        max_faults: int = 3,
+        step_limit_s: float = 60.0,
+        checks_when_idle: bool = False,
+    ) -> None:
+        _check_fit(runner, scheduler)
+        self._runner = runner
+        self._scheduler = scheduler
+        self._on_step = on_step
+        self._on_fault = on_fault
+        self._clock = clock
+        self._max_faults = max_faults
+        self._step_limit_s = step_limit_s
+        self._checks_when_idle = checks_when_idle
+        self._inbox = Inbox(scheduler.settings.max_waiting)
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+        # Written by the engine thread only; others read them, each in one go.
+        self._load = EngineLoad()
+        self._faults_in_row = 0
+        self._plan: StepPlan | None = None  # while the device and the sampler are at it
+        self._step_started: float | None = None
+
+    def __repr__(self) -> str:
+        return f"<Engine open={self._inbox.num_open} {self._scheduler!r}>"
+
+    @property
+    def num_open(self) -> int:
+        """Requests that are still owed their last delta; 0 when quiescent."""
+        return self._inbox.num_open
+
+    def start(self) -> None:
+        """Start the thread. Once, and not after `stop`."""
+        assert not self._inbox.is_stopping, "a stopped engine cannot be started"
+        self._thread.start()
+
+    def submit(self, request: GenerateRequest, deliver: Deliver) -> Refusal | None:
+        """Queue a request; a `Refusal`, and no delta ever, if it is not taken.
+
+        `deliver` is called in the engine thread, at most once a step, and must not block. If it raises, its request is
+        aborted.
+        """
+        refusal = check_size(request, self._scheduler.settings)
+        if refusal is not None:
+            return refusal
+        return self._inbox.submit(request, deliver, lambda: self._scheduler.num_new)
+
+    def abort(self, request_id: str) -> None:
+        """Ask that a request ends; its last delta comes as usual, with ABORT unless it ended otherwise just before.
+
+        Harmless when it is unknown or over. An id may be used again only after its last delta.
+        """
+        self._inbox.abort(request_id)
+
+    def load(self) -> EngineLoad:
+        """How busy the engine is; requests that the scheduler has not seen yet count as waiting."""
+        load = self._load
+        waiting = load.waiting + self._inbox.num_unseen
+        return replace(load, waiting=waiting, is_draining=self._inbox.is_draining)
+
+    def is_healthy(self) -> bool:
+        """Whether steps are made: not after `max_faults` in a row, in a step over its limit, or without the thread."""
+        started = self._step_started
+        is_stuck = started is not None and self._clock() - started > self._step_limit_s
+        return self._thread.is_alive() and self._faults_in_row < self._max_faults and not is_stuck
+
+    def drain(self) -> None:
+        """Refuse new requests from now on; open ones go on."""
+        self._inbox.drain()
+
+    def stop(self, grace_s: float = 0.0) -> bool:
+        """Drain, give open requests `grace_s` to end, abort the rest, end the thread and close the runner.
+
+        False if the thread is stuck in a step and had to be left behind. May be repeated. Not from the engine thread.
+        """
+        self._inbox.drain()
+        if self._thread.is_alive():
+            self._inbox.await_empty(grace_s)
+        is_first = not self._inbox.is_stopping
+        self._inbox.stop()
+        if self._thread.ident is not None:
+            self._thread.join(timeout=self._step_limit_s)
+        elif is_first:
+            self._close()
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            while self._inbox.await_work(lambda: self._scheduler.has_work):
+                self._turn()
+        finally:
+            self._close()
+
+    def _turn(self) -> None:
+        """Take the inbox, make one step."""
+        self._guarded(self._take_inbox)
+        self._guarded(self._step)
+        if self._checks_when_idle and not self._scheduler.has_work:
+            self._guarded(self._scheduler.check_integrity)
+        self._publish_load()
+
+    def _take_inbox(self) -> None:
+        for message in self._inbox.take():
+            if isinstance(message, Abortion):
+                delta = self._scheduler.abort(message.request_id)
+                self._deliver([delta] if delta is not None else [])
+                continue
+            refusal = self._scheduler.add(message.request, self._clock())
+            assert refusal is None, f"accepted, then refused: {refusal}"
+            self._inbox.mark_seen()
+
+    def _step(self) -> None:
+        plan = self._scheduler.schedule(self._clock())
+        if plan is None:
+            return
+        self._publish_load()
+        started = self._clock()
+        self._plan, self._step_started = plan, started
+        logits = self._runner.execute(plan)
+        sampled = sample(logits, self._scheduler.sampling_sequences(plan), self._scheduler.settings.eos_ids)
+        now = self._clock()
+        self._plan, self._step_started = None, None
+        deltas = self._scheduler.complete(plan, sampled, now)
+        self._faults_in_row = 0
+        self._count_step(plan, now - started)
+        self._deliver(deltas)
+        if self._on_step is not None:
+            self._call(self._on_step, plan, now - started)
+
+    def _guarded(self, work: Callable[[], None]) -> None:
+        """Do `work`; if it breaks, fail what the fault hit, forget all KV and go on with the rest.
+
+        A fault of the device or the sampler hits the sequences of the step. Any other is a bug in our accounting, which
+        then cannot be relied on: everything open ends.
+        """
+        try:
+            work()
+        except Exception as error:  # noqa: BLE001 - the step loop is where faults end
+            self._recover(error)
+
+    def _recover(self, error: Exception) -> None:
+        plan, self._plan, self._step_started = self._plan, None, None
+        self._faults_in_row += 1
+        self._load = replace(self._load, faults=self._load.faults + 1)
+        self._report(error)
+        if plan is not None:
+            self._deliver(self._scheduler.fail(plan, _FAULT_SENTENCE))
+        else:
+            self._deliver(self._scheduler.fail_all(_FAULT_SENTENCE))
+            self._end_all(FinishReason.ERROR, _FAULT_SENTENCE)
+        self._runner.clear()
+
+    def _deliver(self, deltas: Iterable[SequenceDelta]) -> None:
+        for delta in deltas:
+            receiver = self._inbox.receiver(delta.request_id, is_last=delta.finish_reason is not None)
+            if receiver is not None and not self._call(receiver, delta):
+                self._inbox.abort(delta.request_id)
+
+    def _call(self, callback: Callable[..., None], *args: object) -> bool:
+        """Call somebody else's code; False if it raised. It must not take the engine down."""
+        try:
+            callback(*args)
+        except Exception as error:  # noqa: BLE001 - such as a receiver whose event loop is gone
+            self._report(error)
+            return False
+        return True
+
+    def _report(self, error: Exception) -> None:
+        if self._on_fault is not None:
+            with contextlib.suppress(Exception):
+                self._on_fault(error)
+
+    def _end_all(self, reason: FinishReason, error: str = "") -> None:
+        """A last delta for whoever is still owed one, whether or not the scheduler has heard of it."""
+        ids = self._inbox.drop_messages()
+        self._deliver(SequenceDelta(id_, (), 0, 0, 0, finish_reason=reason, error=error) for id_ in ids)
+
+    def _publish_load(self) -> None:
+        now = self._scheduler.statistics()
+        self._load = replace(
+            self._load,
+            running=now.running,
+            waiting=now.waiting,
+            kv_used_ratio=now.used_blocks / now.num_blocks,
+            kv_cached_ratio=now.cached_blocks / now.num_blocks,
+            prefix_query_tokens=now.prompt_tokens,
+            prefix_hit_tokens=now.cached_tokens,
+            generation_tokens=now.generation_tokens,
+            preemptions=now.preemptions,
+            evictions=now.evictions,
+        )
+
+    def _count_step(self, plan: StepPlan, seconds: float) -> None:
+        before = self._load.step_s
+        step_s = before + _SMOOTHING * (seconds - before) if before else seconds
+        self._load = replace(self._load, step_s=step_s, num_steps=plan.number)
+
+    def _close(self) -> None:
+        """End in the engine thread, or in the caller's if it was never started."""
+        self._inbox.drain()
+        try:
+            if self._inbox.is_stopping:
+                self._guarded(lambda: self._deliver(self._scheduler.abort_all()))
+                self._end_all(FinishReason.ABORT)
+            else:
+                self._end_all(FinishReason.ERROR, "The engine has broken down.")
+        finally:
+            self._publish_load()
+            self._runner.close()
+
+
+def _check_fit(runner: Runner, scheduler: Scheduler) -> None:
+    """Raise ValueError if the scheduler would plan steps that the runner cannot do."""
+    settings = scheduler.settings
+    for name, wanted, offered in (
+        ("max_seqs", settings.max_seqs, runner.num_slots),
+        ("kv_tokens", settings.kv_tokens, runner.kv_tokens),
+        ("max_step_tokens", settings.max_step_tokens, runner.max_step_tokens),
+    ):
+        if wanted > offered:
+            raise ValueError(f"{name} is {wanted}, but the runner offers {offered}")

@@ -1,0 +1,131 @@
+"""Where other threads meet the engine thread: what they ask for, and who is owed deltas. All of it under one lock."""
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engines.core.admission import Refusal, RefusalReason
+from engines.core.sequence import GenerateRequest, SequenceDelta
+
+Deliver = Callable[[SequenceDelta], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Submission:
+    """A request was accepted and goes to the scheduler."""
+
+    request: GenerateRequest
+
+
+@dataclass(frozen=True, slots=True)
+class Abortion:
+    """An open request shall end."""
+
+    request_id: str
+
+
+class Inbox:
+    """Messages in order, and a receiver for each open request. Bounded by `max_waiting` and the scheduler's seats."""
+
+    def __init__(self, max_waiting: int) -> None:
+        self._max_waiting = max_waiting
+        self._changed = threading.Condition()
+        self._messages: list[Submission | Abortion] = []
+        self._receivers: dict[str, Deliver] = {}
+        self._num_unseen = 0
+        self._is_draining = False
+        self._is_stopping = False
+
+    @property
+    def num_open(self) -> int:
+        """Requests that are still owed their last delta."""
+        return len(self._receivers)
+
+    @property
+    def num_unseen(self) -> int:
+        """Accepted requests that the scheduler does not have yet."""
+        return self._num_unseen
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether new requests are refused."""
+        return self._is_draining
+
+    @property
+    def is_stopping(self) -> bool:
+        """Whether the engine thread is to end."""
+        return self._is_stopping
+
+    def submit(self, request: GenerateRequest, deliver: Deliver, num_new: Callable[[], int]) -> Refusal | None:
+        """Accept a request, or say why not. `num_new`: how many wait in the scheduler for a first seat."""
+        with self._changed:
+            if self._is_draining:
+                return Refusal(RefusalReason.STOPPING, "This worker takes no new requests.")
+            if request.id in self._receivers:
+                return Refusal(RefusalReason.DUPLICATE_ID, f"Request {request.id} is already open.")
+            # Only submissions make `num_new` grow, and they are counted here: what is accepted is not refused later.
+            num_waiting = num_new() + self._num_unseen
+            if num_waiting >= self._max_waiting:
+                return Refusal(RefusalReason.QUEUE_FULL, f"{num_waiting} requests are waiting already.")
+            self._receivers[request.id] = deliver
+            self._num_unseen += 1
+            self._messages.append(Submission(request))
+            self._changed.notify_all()
+            return None
+
+    def abort(self, request_id: str) -> None:
+        """Ask that an open request ends; nothing happens if it is not open."""
+        with self._changed:
+            if request_id in self._receivers:
+                self._messages.append(Abortion(request_id))
+                self._changed.notify_all()
+
+    def take(self) -> list[Submission | Abortion]:
+        """All messages, in order. The engine calls `mark_seen` for each submission it has passed on."""
+        with self._changed:
+            messages, self._messages = self._messages, []
+            return messages
+
+    def mark_seen(self) -> None:
+        """The scheduler has one more of the accepted requests."""
+        with self._changed:
+            self._num_unseen -= 1
+
+    def receiver(self, request_id: str, *, is_last: bool) -> Deliver | None:
+        """Who gets this delta, or None if the request is not open; `is_last` closes it."""
+        with self._changed:
+            if not is_last:
+                return self._receivers.get(request_id)
+            deliver = self._receivers.pop(request_id, None)
+            self._changed.notify_all()
+            return deliver
+
+    def drop_messages(self) -> list[str]:
+        """Forget what was asked; returns the ids of all that are open, seen or not."""
+        with self._changed:
+            self._messages.clear()
+            self._num_unseen = 0
+            return list(self._receivers)
+
+    def await_work(self, has_work: Callable[[], bool]) -> bool:
+        """Wait, without spinning, for a message, work or the end; False when the engine is to stop."""
+        with self._changed:
+            self._changed.wait_for(lambda: bool(self._messages) or self._is_stopping or has_work())
+            return not self._is_stopping
+
+    def drain(self) -> None:
+        """Refuse new requests from now on."""
+        with self._changed:
+            self._is_draining = True
+
+    def await_empty(self, timeout_s: float) -> bool:
+        """Wait until nothing is open; False if something still is after `timeout_s`."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._receivers, timeout=timeout_s)
+
+    def stop(self) -> None:
+        """Drain, and let the engine thread end before its next step."""
+        with self._changed:
+            self._is_draining = True
+            self._is_stopping = True
+            self._changed.notify_all()

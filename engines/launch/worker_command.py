@@ -1,0 +1,41 @@
+"""The command line of one worker process. Pure."""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSpec:
+    """One worker to start. `path`: its model file, None for an engine without one; `kv_tokens`: of its whole cache."""
+
+    name: str
+    model: str
+    engine: str
+    path: Path | None
+    max_seqs: int
+    kv_tokens: int
+    threads: int
+    labels: tuple[tuple[str, str], ...] = ()
+
+
+def worker_command(spec: WorkerSpec, *, drain_s: float, log_level: str) -> list[str]:
+    """`python -m engines.worker` with the options of `spec`, on any free port of the loopback.
+
+    `drain_s`: how long open requests may go on after SIGTERM; the gateway has drained before, so few are left.
+    """
+    options = {
+        "--engine": spec.engine,
+        "--model": spec.model,
+        "--host": "127.0.0.1",
+        "--port": "0",
+        "--max-seqs": str(spec.max_seqs),
+        "--kv-tokens": str(spec.kv_tokens),
+        "--threads": str(spec.threads),
+        "--drain-s": f"{drain_s:g}",
+        "--log-level": log_level,
+    }
+    if spec.path is not None:
+        options["--path"] = str(spec.path)
+    flat = [word for option in options.items() for word in option]
+    return [sys.executable, "-m", "engines.worker", *flat, "--die-with-parent"]

@@ -1,0 +1,150 @@
+"""One worker's parts, and the states it goes through: serving, draining, over. Knows no HTTP.
+
+Built once by the composition root on a running loop; everything a route needs is an attribute.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import TypeVar
+
+from engines.worker.chat import ChatSurface
+from engines.worker.completions import CompletionSurface
+from engines.worker.engine_link import EngineLink
+from engines.worker.errors import unavailable
+from engines.worker.generation import Generation
+from engines.worker.loaded import LoadedEngine
+from engines.worker.metrics import WorkerMetrics
+from engines.worker.prompts import PromptBuilder
+from engines.worker.settings import WorkerSettings
+
+ResultT = TypeVar("ResultT")
+
+
+class Service:
+    """A loaded engine, ready to answer. `num_requests`: generating requests whose answer has not ended."""
+
+    def __init__(
+        self,
+        loaded: LoadedEngine,
+        settings: WorkerSettings,
+        loop: asyncio.AbstractEventLoop,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        model, vocab_size = loaded.model, loaded.vocab_size
+        self.loaded = loaded
+        self.settings = settings
+        self.clock = clock
+        self.started_at = int(time.time())
+        self.link = EngineLink(loaded.engine, loop)
+        self.prompts = PromptBuilder(model, vocab_size, loaded.settings.max_sequence_tokens, adds_bos=loaded.adds_bos)
+        self.metrics = WorkerMetrics(
+            settings.name,
+            loaded.engine.load,
+            block_size=loaded.settings.block_size,
+            num_blocks=loaded.settings.num_blocks,
+            vllm_names=settings.vllm_metric_names,
+        )
+        shared = (settings.name, self.prompts, vocab_size, model.piece, settings.default_max_tokens)
+        self.chat = ChatSurface(*shared)
+        self.completions = CompletionSurface(*shared)
+        self.num_requests = 0
+        self.is_draining = False
+        self._num_preparing = 0
+        self._generations: set[Generation] = set()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._pool = ThreadPoolExecutor(settings.prepare_threads, thread_name_prefix="prepare")
+
+    def __repr__(self) -> str:
+        return f"Service(requests={self.num_requests}, preparing={self._num_preparing}, link={self.link!r})"
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether new requests are taken."""
+        return not self.is_draining and self.loaded.engine.is_healthy()
+
+    def check_ready(self) -> None:
+        """Raise `ApiError` 503 when a new request cannot be taken now."""
+        if self.is_draining:
+            raise unavailable("the worker is draining", code="draining", retry_after_s=5)
+        if not self.loaded.engine.is_healthy():
+            raise unavailable("the engine is not healthy", code="unhealthy", retry_after_s=10)
+        if self.loaded.engine.load().waiting >= self.loaded.settings.max_waiting:
+            raise unavailable("the request queue is full", code="queue_full")
+
+    async def prepare(self, work: Callable[[], ResultT]) -> ResultT:
+        """`work` done in a thread. Raises `ApiError` 503 when too much of it is waiting already."""
+        if self._num_preparing >= self.settings.max_preparing:
+            raise unavailable("too many prompts are being prepared", code="queue_full")
+        loop = asyncio.get_running_loop()
+        future = self._pool.submit(work)
+        self._num_preparing += 1
+        future.add_done_callback(lambda _: self._in_loop(loop, self._has_prepared))
+        return await asyncio.wrap_future(future)
+
+    @contextmanager
+    def open_request(self) -> Iterator[None]:
+        """Count a request while it is open, so that a drain waits for it."""
+        self.num_requests += 1
+        self._idle.clear()
+        try:
+            yield
+        finally:
+            self.num_requests -= 1
+            if self.num_requests == 0:
+                self._idle.set()
+
+    @contextmanager
+    def open_generation(self, arrival: float) -> Iterator[Generation]:
+        """A generation that ends with the block, or earlier when the worker stops."""
+        generation = Generation(
+            self.link, self.metrics, arrival=arrival, clock=self.clock, max_pending=self.settings.max_pending
+        )
+        self._generations.add(generation)
+        try:
+            with generation:
+                yield generation
+        finally:
+            self._generations.discard(generation)
+
+    async def drain(self) -> bool:
+        """Take no new requests, give open ones `drain_s`, then end them with an error. True if none had to be ended."""
+        self.is_draining = True
+        self.loaded.engine.drain()
+        if await self._wait_idle(self.settings.drain_s):
+            return True
+        self.end_open_requests()
+        await self._wait_idle(_LAST_WORDS_S)
+        return False
+
+    def end_open_requests(self) -> None:
+        """End all generations with an error, at once."""
+        for generation in list(self._generations):
+            generation.fail(unavailable("the worker is stopping", code="stopping"))
+
+    def close(self) -> None:
+        """End the engine's thread and give the device back. Takes up to a step."""
+        self.loaded.engine.stop()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    async def _wait_idle(self, timeout_s: float) -> bool:
+        try:
+            async with asyncio.timeout(timeout_s):
+                await self._idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    @staticmethod
+    def _in_loop(loop: asyncio.AbstractEventLoop, callback: Callable[[], None]) -> None:
+        with suppress(RuntimeError):  # closed: the process is ending, nobody counts any more
+            loop.call_soon_threadsafe(callback)
+
+    def _has_prepared(self) -> None:
+        self._num_preparing -= 1
+
+
+_LAST_WORDS_S = 2.0  # for the error events of a drain that ran out of time; chosen

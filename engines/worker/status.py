@@ -1,0 +1,105 @@
+"""What a worker says about itself: health, load, models, metrics. All of it answers at once, whatever the load."""
+
+from collections.abc import Awaitable, Callable
+
+from msgspec import Struct
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from engines.worker.answers import encode_json
+from engines.worker.service import Service
+
+Answer = Callable[[Request], Awaitable[Response]]
+_METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+
+
+class LoadAnswer(Struct):
+    """How busy the worker is. `server_load` is vLLM's name for open requests; sequences are `running` or `waiting`."""
+
+    server_load: int
+    running: int
+    waiting: int
+    kv_used_ratio: float
+    kv_cached_ratio: float
+    kv_tokens: int
+    max_seqs: int
+    step_s: float
+    num_steps: int
+    preemptions: int
+    evictions: int
+    faults: int
+    is_draining: bool
+
+
+class ModelCard(Struct):
+    """vLLM's description of a served model."""
+
+    id: str
+    created: int
+    max_model_len: int
+    root: str
+    object: str = "model"
+    owned_by: str = "warmlane"
+    parent: None = None
+
+
+class ModelList(Struct):
+    """All models served: one."""
+
+    data: list[ModelCard]
+    object: str = "list"
+
+
+def status_routes(service: Service) -> list[Route]:
+    """The routes that say how the worker is."""
+    answers: tuple[tuple[str, Callable[[Service], Response]], ...] = (
+        ("/health", _health),
+        ("/load", _load),
+        ("/v1/models", _models),
+        ("/metrics", _metrics),
+    )
+    return [Route(path, _route(service, answer), methods=["GET"]) for path, answer in answers]
+
+
+def _route(service: Service, answer: Callable[[Service], Response]) -> Answer:
+    async def respond(_request: Request) -> Response:
+        return answer(service)
+
+    return respond
+
+
+def _health(service: Service) -> Response:
+    """200 when new requests are taken, else 503."""
+    return Response(status_code=200 if service.is_ready else 503)
+
+
+def _load(service: Service) -> Response:
+    load = service.loaded.engine.load()
+    settings = service.loaded.settings
+    answer = LoadAnswer(
+        server_load=service.num_requests,
+        running=load.running,
+        waiting=load.waiting,
+        kv_used_ratio=load.kv_used_ratio,
+        kv_cached_ratio=load.kv_cached_ratio,
+        kv_tokens=settings.num_blocks * settings.block_size,
+        max_seqs=settings.max_seqs,
+        step_s=load.step_s,
+        num_steps=load.num_steps,
+        preemptions=load.preemptions,
+        evictions=load.evictions,
+        faults=load.faults,
+        is_draining=service.is_draining,
+    )
+    return Response(encode_json(answer), media_type="application/json")
+
+
+def _models(service: Service) -> Response:
+    name = service.settings.name
+    card = ModelCard(name, service.started_at, service.prompts.max_tokens, name)
+    return Response(encode_json(ModelList([card])), media_type="application/json")
+
+
+def _metrics(service: Service) -> Response:
+    return Response(service.metrics.exposition(), headers={"content-type": _METRICS_TYPE})

@@ -1,0 +1,104 @@
+"""What the two generating surfaces, chat and completions, have in common: a request read, and an answer written.
+
+A surface reads a body into a `Prepared` and chooses the `AnswerWriter`; the rest of the path does not care which it is.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from engines.worker.answers import PromptTokensDetails, Usage
+from engines.worker.bounds import GenerationSpec
+from engines.worker.choice import Choice, Piece
+from engines.worker.errors import ApiError, invalid
+from engines.worker.prompts import Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request ready to be queued. `request_id`: the body's own, if it has one."""
+
+    spec: GenerationSpec
+    prompts: tuple[Tokens, ...]
+    max_tokens: tuple[int, ...]
+    request_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerHead:
+    """What every body of an answer begins with. `created`: Unix seconds."""
+
+    id: str
+    created: int
+    model: str
+
+
+class AnswerWriter(Protocol):
+    """The bodies of one answer."""
+
+    def opening(self, num_choices: int) -> list[bytes]:
+        """Events before the first text."""
+        ...
+
+    def chunk(self, piece: Piece, usage: Usage | None) -> bytes:
+        """One event for one piece; the choice's finish rides on the same event as its last text."""
+        ...
+
+    def usage_chunk(self, usage: Usage) -> bytes:
+        """The event without choices that carries the usage."""
+        ...
+
+    def whole(self, pieces: Sequence[Piece], num_choices: int, usage: Usage) -> bytes:
+        """The body of an answer that is not streamed, from all its pieces."""
+        ...
+
+
+class Surface(Protocol):
+    """One generating route. `name` is its name in logs."""
+
+    name: str
+    id_prefix: str
+
+    def prepare(self, body: bytes) -> Prepared:
+        """Read, check and tokenise. Slow: called off the loop. Raises `ApiError`."""
+        ...
+
+    def writer(self, head: AnswerHead, prepared: Prepared) -> AnswerWriter:
+        """The writer of one answer."""
+        ...
+
+
+def usage_of(prompts: Sequence[Tokens], choices: Sequence[Choice]) -> Usage:
+    """Usage so far. `choices` are those of the first prompt, then of the second, and so on.
+
+    A prompt's cached tokens are those of its luckless choice: its siblings hit what it computed.
+    """
+    per_prompt = len(choices) // len(prompts)
+    cached = 0
+    for start in range(0, len(choices), per_prompt):
+        known = [c.cached_tokens for c in choices[start : start + per_prompt] if c.cached_tokens is not None]
+        cached += min(known, default=0)
+    prompt_tokens = sum(map(len, prompts))
+    completion_tokens = sum(choice.num_tokens for choice in choices)
+    total = prompt_tokens + completion_tokens
+    return Usage(prompt_tokens, completion_tokens, total, PromptTokensDetails(cached))
+
+
+def check_model(asked: str | None, served: str) -> None:
+    """Raise 404 unless the request means the model that is served."""
+    if asked is not None and asked != served:
+        raise ApiError(404, "this worker does not serve the model asked for", param="model", code="model_not_found")
+
+
+def room_for(spec: GenerationSpec, prompt: Tokens, context: int, default: int) -> int:
+    """The most tokens this prompt may get: what was asked for, else `default` within the context."""
+    room = context - len(prompt)
+    if spec.max_tokens is None:
+        return min(room, default)
+    if spec.max_tokens > room:
+        message = (
+            f"this worker's context is {context} tokens; the prompt has {len(prompt)} "
+            f"and `{spec.max_tokens_field}` asks for {spec.max_tokens} more"
+        )
+        raise invalid(spec.max_tokens_field, message, code="context_length_exceeded")
+    return spec.max_tokens

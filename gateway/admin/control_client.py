@@ -1,0 +1,134 @@
+"""The supervisor's line to its gateway processes: HTTP over one Unix socket each.
+
+Questions about one request go to all and the first that knows it answers; numbers are summed; orders go to all. A
+gateway that does not answer within the time is an error, never a wait.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+import msgspec
+
+from gateway.admin.aggregate import summed, summed_exposition
+
+TIMEOUT_S = 2.0  # chosen: long for a local socket, short for a person who waits
+
+
+class ControlError(Exception):
+    """A gateway process did not answer, or failed; the message is fit for an operator."""
+
+
+class GatewayControl:
+    """All gateway processes of this node, asked over their control sockets.
+
+    `sockets`: called at every question, because gateway processes come and go.
+    """
+
+    def __init__(self, sockets: Callable[[], Sequence[Path]], *, timeout_s: float = TIMEOUT_S) -> None:
+        self._sockets = sockets
+        self._timeout_s = timeout_s
+
+    async def statistics(self) -> dict[str, Any]:
+        """The gateways' statistics, numbers summed key by key. Raises `ControlError`."""
+        return summed([_object(answer) for answer in await self._ask_all("GET", "/statistics")])
+
+    async def queue(self) -> dict[str, Any]:
+        """What waits in the lanes, numbers summed key by key. Raises `ControlError`."""
+        return summed([_object(answer) for answer in await self._ask_all("GET", "/queue")])
+
+    async def metrics(self) -> str:
+        """Prometheus text, samples of the same name and labels summed. Raises `ControlError`."""
+        return summed_exposition([answer.text for answer in await self._ask_all("GET", "/metrics")])
+
+    async def request(self, request_id: str) -> bytes | None:
+        """The record of one request as JSON, None if no gateway remembers it. Raises `ControlError`."""
+        return await self._first("GET", f"/requests/{_segment(request_id)}")
+
+    async def receipt(self, request_id: str) -> bytes | None:
+        """The routing receipt of one request as JSON, None if no gateway remembers it. Raises `ControlError`."""
+        return await self._first("GET", f"/requests/{_segment(request_id)}/receipt")
+
+    async def replicas(self) -> bytes:
+        """The replicas as JSON `{data: […]}`, as the first gateway sees them. Raises `ControlError`."""
+        return (await self._ask_all("GET", "/replicas"))[0].content
+
+    async def drain(self, name: str) -> bytes | None:
+        """Stop sending new work to a replica; its state as JSON, None if there is none of this name."""
+        return await self._first("POST", f"/replicas/{_segment(name)}/drain")
+
+    async def resume(self, name: str) -> bytes | None:
+        """Send work to a drained replica again; its state as JSON, None if there is none of this name."""
+        return await self._first("POST", f"/replicas/{_segment(name)}/resume")
+
+    async def explain(self, body: bytes) -> tuple[int, bytes]:
+        """The decision that one gateway would make for a request now, without making it: (status, JSON)."""
+        sockets = self._running()
+        answer = await self._ask(sockets[0], "POST", "/routes/explain", body)
+        return answer.status_code, answer.content
+
+    async def refresh_directories(self) -> None:
+        """Make every gateway read the store now; when this returns a revoked key is refused. Raises `ControlError`.
+
+        Without a gateway there is nothing to do: each reads the store when it starts.
+        """
+        if self._sockets():
+            for answer in await self._ask_all("POST", "/directory/refresh"):
+                _expect_success(answer)
+
+    async def set_fleet(self, fleet: bytes) -> None:
+        """Tell every gateway which replicas exist (JSON). Raises `ControlError`."""
+        for answer in await self._ask_all("PUT", "/fleet", fleet):
+            _expect_success(answer)
+
+    async def _first(self, method: str, path: str) -> bytes | None:
+        """The first success; None if every gateway answers 404."""
+        for answer in await self._ask_all(method, path):
+            if answer.status_code != httpx.codes.NOT_FOUND:
+                return _expect_success(answer).content
+        return None
+
+    async def _ask_all(self, method: str, path: str, body: bytes | None = None) -> list[httpx.Response]:
+        return list(await asyncio.gather(*(self._ask(socket, method, path, body) for socket in self._running())))
+
+    async def _ask(self, socket: Path, method: str, path: str, body: bytes | None = None) -> httpx.Response:
+        # A connection for each question: a gateway that was restarted has left none of the old ones alive.
+        transport = httpx.AsyncHTTPTransport(uds=str(socket))
+        headers = {"content-type": "application/json"} if body is not None else {}
+        try:
+            async with (
+                asyncio.timeout(self._timeout_s),
+                httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=self._timeout_s) as client,
+            ):
+                return await client.request(method, path, content=body, headers=headers)
+        except (TimeoutError, httpx.TimeoutException) as error:
+            raise ControlError(f"a gateway process did not answer within {self._timeout_s:g} s") from error
+        except httpx.HTTPError as error:
+            raise ControlError("a gateway process cannot be reached; it may be starting or stopping") from error
+
+    def _running(self) -> list[Path]:
+        sockets = list(self._sockets())
+        if not sockets:
+            raise ControlError("no gateway process is running")
+        return sockets
+
+
+def _segment(value: str) -> str:
+    """A path segment from a caller's value: nothing in it, dots included, can leave its segment."""
+    return quote(value, safe="").replace(".", "%2E")
+
+
+def _object(answer: httpx.Response) -> dict[str, Any]:
+    try:
+        return msgspec.json.decode(_expect_success(answer).content, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise ControlError("a gateway process answered with something that is not a JSON object") from error
+
+
+def _expect_success(answer: httpx.Response) -> httpx.Response:
+    if not answer.is_success:
+        raise ControlError(f"a gateway process failed with status {answer.status_code}")
+    return answer

@@ -1,0 +1,120 @@
+"""The client's side of one request: when headers are committed, what is sent in silence, how it ends.
+
+A stream's headers go out at the first content or one second after admission, whichever is first; from then on a
+failure is an event in the stream, not a status. One timer a request, none a chunk.
+"""
+
+import asyncio
+import time
+from collections.abc import Callable
+
+from engines.contract import Headers
+from gateway.errors import Problem
+from gateway.sink import ClientSink
+from gateway.sse import comment
+
+COMMIT_AFTER_S = 1.0  # design: one second after admission
+
+_SSE_HEADERS: Headers = [
+    (b"content-type", b"text/event-stream; charset=utf-8"),
+    (b"cache-control", b"no-cache"),
+    (b"x-accel-buffering", b"no"),
+]
+_JSON = (b"content-type", b"application/json")
+
+
+def keep_alive() -> bytes:
+    """What a silent stream says."""
+    return comment("keep-alive")
+
+
+class ClientAnswer:
+    """One answer. `silence` makes the comment for a silent stream; the stage the request is in sets it."""
+
+    __slots__ = (
+        "_headers",
+        "_keepalive_s",
+        "_last_write",
+        "_loop",
+        "_sink",
+        "_timer",
+        "has_content",
+        "has_started",
+        "silence",
+    )
+
+    def __init__(self, sink: ClientSink, headers: Headers, keepalive_s: float) -> None:
+        self._sink = sink
+        self._headers = headers
+        self._keepalive_s = keepalive_s
+        self._loop = asyncio.get_running_loop()
+        self._timer: asyncio.TimerHandle | None = None
+        self._last_write = 0.0
+        self.has_started = False
+        self.has_content = False
+        self.silence: Callable[[], bytes] = keep_alive
+
+    def admit(self) -> None:
+        """The request was admitted: a stream's headers are due within `COMMIT_AFTER_S`."""
+        self._timer = self._loop.call_later(COMMIT_AFTER_S, self._tick)
+
+    def start_stream(self) -> None:
+        """Commit status 200 and the stream's headers, once."""
+        if self.has_started:
+            return
+        self.has_started = True
+        self._sink.start(200, _SSE_HEADERS + self._headers, None)
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = self._loop.call_later(self._keepalive_s, self._tick)
+
+    def write(self, events: bytes) -> None:
+        """Whole events; commits the headers if they are not yet."""
+        if not self.has_started:
+            self.start_stream()
+        self._last_write = time.monotonic()
+        self._sink.write(events)
+
+    def end_stream(self) -> None:
+        """The stream is complete."""
+        self._stop()
+        self._sink.end()
+
+    def whole(self, status: int, body: bytes, headers: Headers) -> None:
+        """An unstreamed answer."""
+        self._stop()
+        self.has_started = True
+        self._sink.start(status, [_JSON, *self._headers, *headers], len(body))
+        self._sink.write(body)
+        self._sink.end()
+
+    def fail(self, problem: Problem) -> None:
+        """Say what went wrong: as a status if nothing was committed, else as the last event, without an end marker."""
+        self._stop()
+        if not self.has_started:
+            self.whole(problem.status, problem.body(), problem.headers())
+            return
+        self._sink.write(problem.event())
+        self._sink.end()
+
+    def cut(self) -> None:
+        """Close without an ending: an unstreamed answer that broke after its headers."""
+        self._stop()
+        self._sink.abort()
+
+    def _tick(self) -> None:
+        self._timer = None
+        if not self.has_started:
+            self.start_stream()
+            self.write(self.silence())
+            return
+        silent_s = time.monotonic() - self._last_write
+        if silent_s >= self._keepalive_s * 0.99:
+            self.write(self.silence())
+            silent_s = 0.0
+        self._timer = self._loop.call_later(self._keepalive_s - silent_s, self._tick)
+
+    def _stop(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None

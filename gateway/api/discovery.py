@@ -1,0 +1,99 @@
+"""GET /v1/models, and the two questions a load balancer asks."""
+
+from collections.abc import Callable
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from gateway.auth import AuthFailure, Directory
+from gateway.errors import Problem
+from gateway.models import ModelTable, ServedModel
+from gateway.outcome import Outcome
+
+_JSON = "application/json"
+
+
+class Discovery:
+    """`is_ready`: whether a request could be served now; `unix`: Unix seconds."""
+
+    def __init__(
+        self, directory: Directory, models: ModelTable, is_ready: Callable[[], bool], unix: Callable[[], float]
+    ) -> None:
+        self._directory = directory
+        self._models = models
+        self._is_ready = is_ready
+        self._unix = unix
+        self._started_at = int(unix())
+
+    def routes(self) -> list[Route]:
+        """The routes of this surface."""
+        return [
+            Route("/v1/models", self.list_models, methods=["GET"]),
+            Route("/v1/models/{name:path}", self.one_model, methods=["GET"]),
+            Route("/health/live", self.live, methods=["GET"]),
+            Route("/health/ready", self.ready, methods=["GET"]),
+        ]
+
+    async def list_models(self, request: Request) -> Response:
+        """The models the caller may use."""
+        visible = self._visible(request)
+        if isinstance(visible, Response):
+            return visible
+        return _json({"object": "list", "data": [self._entry(model) for model in visible]})
+
+    async def one_model(self, request: Request) -> Response:
+        """One of them, by name or alias."""
+        visible = self._visible(request)
+        if isinstance(visible, Response):
+            return visible
+        name = request.path_params["name"]
+        for model in visible:
+            if name == model.name or name in model.aliases:
+                return _json(self._entry(model))
+        return problem_response(
+            Problem(404, f"the model {name[:128]!r} does not exist", "not_found_error", "model_not_found", "model")
+        )
+
+    async def live(self, _request: Request) -> Response:
+        """200 while the process runs."""
+        return _json({"status": "live"})
+
+    async def ready(self, _request: Request) -> Response:
+        """200 while requests can be served, 503 while starting, stopping or without a ready replica."""
+        is_ready = self._is_ready()
+        return _json({"status": "ready" if is_ready else "not ready"}, 200 if is_ready else 503)
+
+    def _visible(self, request: Request) -> list[ServedModel] | Response:
+        headers = [(bytes(name), bytes(value)) for name, value in request.scope["headers"]]
+        principal = self._directory.authenticate(headers, self._unix())
+        if isinstance(principal, AuthFailure):
+            failure = Problem(
+                401, principal.message, "authentication_error", principal.code, outcome=Outcome.UNAUTHENTICATED
+            )
+            return problem_response(failure)
+        return self._models.visible(principal.tenant)
+
+    def _entry(self, model: ServedModel) -> dict[str, object]:
+        entry: dict[str, object] = {
+            "id": model.name,
+            "object": "model",
+            "created": self._started_at,
+            "owned_by": "warmlane",
+        }
+        if model.aliases:
+            entry["aliases"] = model.aliases
+        if model.context_tokens is not None:
+            entry["max_model_len"] = model.context_tokens
+        return entry
+
+
+def problem_response(problem: Problem) -> Response:
+    """A problem as a Starlette response."""
+    headers = {name.decode(): value.decode() for name, value in problem.headers()}
+    return Response(problem.body(), problem.status, headers, _JSON)
+
+
+def _json(value: object, status: int = 200) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type=_JSON)

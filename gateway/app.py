@@ -1,0 +1,168 @@
+"""The composition root of a gateway process: every part is made here and handed to those that need it.
+
+Importing does nothing. One process has one `Gateway`; tests make as many as they like.
+"""
+
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from cache_affinity.ratio import TokenRatios
+from gateway.admission import Dispatch
+from gateway.api.discovery import Discovery, problem_response
+from gateway.asgi import InferenceRoute
+from gateway.auth import Directory
+from gateway.control import Control, gauges, statistics
+from gateway.errors import BUG, Problem
+from gateway.fleet import Fleet
+from gateway.hot import hot_protocol
+from gateway.lifecycle import Lifecycle, Parts
+from gateway.models import ModelTable
+from gateway.recorder import Recorder
+from gateway.request import Surface
+from gateway.settings import Settings
+from observability.metrics import Metrics
+from policies.lane import Lane
+from policies.quota import Quotas
+from policies.retry import RetryBudget
+from policies.store import Store
+from routing.pool import PoolSettings, ReplicaPool
+from routing.replica import ReplicaState
+from routing.router import Router
+
+TIDY_EVERY_S = 60.0  # chosen: the janitor's round
+SHADOW_KEEP_S = 3600.0  # chosen: a prefix nobody used for an hour is forgotten; engines have evicted it long ago
+
+
+class Gateway:
+    """One gateway process's parts, its data plane app and its control app."""
+
+    def __init__(self, settings: Settings, store: Store) -> None:
+        self.settings = settings
+        self._is_draining = False
+        reserved = {lane: settings.lanes.of(lane).reserved_seats for lane in Lane}
+        pool = ReplicaPool(PoolSettings(reserved_seats=reserved))
+        router = Router(pool, TokenRatios())
+        dispatch = Dispatch(router, settings.lanes, time.monotonic)
+        fleet = Fleet(settings, pool, time.monotonic, dispatch.wake)
+        models = ModelTable(settings.models, fleet.models)
+        self.metrics = Metrics(models.names, gauges(lambda: self.parts))
+        self.parts = Parts(
+            settings=settings,
+            directory=Directory(store),
+            models=models,
+            quotas=Quotas(),
+            router=router,
+            dispatch=dispatch,
+            fleet=fleet,
+            retries=RetryBudget(settings.retries.budget_ratio),
+            recorder=Recorder(self.metrics),
+            clock=time.monotonic,
+            unix=time.time,
+        )
+        self.lifecycle = Lifecycle(self.parts)
+        self.control = Control(self.parts, self.lifecycle, self.metrics).app()
+
+    def is_ready(self) -> bool:
+        """Whether a request could be served: not stopping, and every model has a ready replica."""
+        pool = self.parts.router.pool
+        return not self._is_draining and bool(len(pool)) and all(map(self._has_ready, pool.models()))
+
+    def _has_ready(self, model: str) -> bool:
+        return any(replica.state is ReplicaState.READY for replica in self.parts.router.pool.of_model(model))
+
+    def statistics(self) -> dict[str, object]:
+        """What is held now."""
+        return statistics(self.parts, self.lifecycle)
+
+    def app(self) -> Starlette:
+        """The data plane as an ASGI app; the hot routes are usually taken by the protocol class before it."""
+        parts = self.parts
+        limit = self._max_body_bytes()
+        inference = InferenceRoute(self.lifecycle.serve, limit, too_large(limit))
+        discovery = Discovery(parts.directory, parts.models, self.is_ready, parts.unix)
+        return Starlette(
+            routes=[
+                *(Route(surface.value, inference, methods=["POST"]) for surface in Surface),
+                *discovery.routes(),
+            ],
+            exception_handlers={HTTPException: _http_error, Exception: _bug},
+            lifespan=self._lifespan,
+        )
+
+    def protocol(self) -> type[asyncio.Protocol]:
+        """The protocol class for uvicorn, with the hot routes on it."""
+        limit = self._max_body_bytes()
+        paths = frozenset(surface.value.encode() for surface in Surface)
+        return hot_protocol(
+            self.lifecycle.serve,
+            paths,
+            max_body_bytes=limit,
+            max_connections=self.settings.gateway.max_connections,
+            too_large=too_large(limit).body(),
+        )
+
+    def drain(self) -> None:
+        """Stop taking work: readiness goes red, whoever waits for a seat is refused; streams go on."""
+        self._is_draining = True
+        self.parts.dispatch.close()
+
+    @contextlib.asynccontextmanager
+    async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
+        await self.parts.directory.refresh()
+        async with asyncio.TaskGroup() as group:
+            keepers = [
+                group.create_task(self.parts.directory.follow()),
+                group.create_task(self.parts.fleet.watch()),
+                group.create_task(self._tidy()),
+            ]
+            try:
+                yield
+            finally:
+                for keeper in keepers:
+                    keeper.cancel()
+        self.parts.fleet.close()
+        self.parts.recorder.flush()
+
+    async def _tidy(self) -> None:
+        """All periodic upkeep."""
+        while True:
+            await asyncio.sleep(TIDY_EVERY_S)
+            now = time.monotonic()
+            self.parts.quotas.expire(now)
+            self.parts.router.pool.expire(now - SHADOW_KEEP_S)
+
+    def _max_body_bytes(self) -> int:
+        return int(self.settings.gateway.max_body_mb * 1024 * 1024)
+
+
+def too_large(limit: int) -> Problem:
+    """413, with the limit."""
+    return Problem(
+        413,
+        f"the body is larger than {limit} bytes, which is the limit here",
+        "invalid_request_error",
+        "body_too_large",
+    )
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, HTTPException), "registered for this class"
+    if error.status_code == 404:
+        message = f"there is no {request.url.path[:128]} here"
+        return problem_response(Problem(404, message, "not_found_error", "route_not_found"))
+    if error.status_code == 405:
+        message = f"{request.method} is not allowed on {request.url.path[:128]}"
+        return problem_response(Problem(405, message, "invalid_request_error", "method_not_allowed"))
+    return problem_response(Problem(error.status_code, error.detail, "invalid_request_error"))
+
+
+async def _bug(_request: Request, _error: Exception) -> Response:
+    return problem_response(BUG)

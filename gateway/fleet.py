@@ -1,0 +1,226 @@
+"""The replicas as the gateway reaches them: attached by the configuration, or announced by the supervisor.
+
+Joins a replica's place in the routing pool with its connections and adapter, and asks it from time to time whether it
+is ready. Decides nothing about requests.
+"""
+
+import asyncio
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Annotated
+
+import msgspec
+
+from engines.adapters import adapter_for
+from engines.contract import EngineAdapter, Fault, LoadReport, ReplicaError
+from engines.upstream import Upstream, UpstreamLimits
+from gateway.settings import ReplicaSection, Settings
+from observability import logs
+from routing.health import Probe, ProbeHistory
+from routing.pool import ReplicaPool
+from routing.replica import Replica, ReplicaSpec, ReplicaState
+
+PROBE_EVERY_S = 1.0  # chosen: three failures, so a silent death is noticed within about 3 s
+PROBE_TIMEOUT_S = 2.0
+
+
+class AnnouncedReplica(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A worker as the supervisor announces it."""
+
+    name: str
+    model: str
+    engine: str
+    url: str
+    seats: Annotated[int, msgspec.Meta(ge=1)]
+    upstream_model: str | None = None
+    labels: dict[str, str] = {}
+    kv_tokens: int | None = None
+    generation: int = 0
+
+
+class Announcement(msgspec.Struct, frozen=True):
+    """All workers that live now; what is not in it is gone."""
+
+    replicas: list[AnnouncedReplica]
+
+
+@dataclass(slots=True)
+class ReplicaConnection:
+    """How to reach one replica and how to speak to it. `load`: what it last said of itself."""
+
+    adapter: EngineAdapter
+    upstream: Upstream
+    upstream_model: str
+    api_key: str | None
+    is_announced: bool
+    probes: ProbeHistory
+    load: LoadReport
+
+
+class Fleet:
+    """All replicas. `on_change`: called when somebody waiting for a seat may have one now."""
+
+    def __init__(
+        self, settings: Settings, pool: ReplicaPool, clock: Callable[[], float], on_change: Callable[[], None]
+    ) -> None:
+        self._pool = pool
+        self._clock = clock
+        self._on_change = on_change
+        self._limits = UpstreamLimits(connect_s=settings.timeouts.connect_s, max_connections=4096, max_waiting=4096)
+        self._connections: dict[str, ReplicaConnection] = {}
+        self._models: frozenset[str] = frozenset()
+        for section in settings.replicas:
+            self._attach(_of_section(section), _api_key(section), is_announced=False)
+
+    def connection(self, name: str) -> ReplicaConnection:
+        """How to reach a replica that was just chosen. Raises `ReplicaError` (CONNECT) if it is gone already."""
+        connection = self._connections.get(name)
+        if connection is None:
+            raise ReplicaError(Fault.CONNECT, "the replica was removed")
+        return connection
+
+    def models(self) -> frozenset[str]:
+        """Models that have at least one replica, in any state."""
+        return self._models
+
+    def loads(self) -> Iterable[tuple[str, LoadReport]]:
+        """What each replica last said of its load."""
+        return [(name, connection.load) for name, connection in self._connections.items()]
+
+    def num_upstream(self) -> int:
+        """Connections in use or being opened, all replicas."""
+        return sum(_in_use(connection.upstream) for connection in self._connections.values())
+
+    def announce(self, announcement: Announcement) -> None:
+        """Make the announced replicas exactly these; those of the configuration stay. Raises `ValueError` by name."""
+        for replica in announcement.replicas:
+            known = self._connections.get(replica.name)
+            if known is not None and not known.is_announced:
+                raise ValueError(f"the name {replica.name!r} belongs to a replica of the configuration")
+            adapter_for(replica.engine)
+        names = {replica.name for replica in announcement.replicas}
+        for name in [name for name, one in self._connections.items() if one.is_announced and name not in names]:
+            self._detach(name)
+        for replica in announcement.replicas:
+            self._attach(replica, None, is_announced=True)
+        self._on_change()
+
+    def drain(self, name: str) -> Replica | None:
+        """Send a replica nothing new; None if there is none of this name."""
+        self._pool.move(name, ReplicaState.DRAINING)
+        return self._pool.get(name)
+
+    def resume(self, name: str) -> Replica | None:
+        """Send it work again; None if there is none of this name."""
+        replica = self._pool.get(name)
+        if replica is not None and replica.state is ReplicaState.DRAINING:
+            self._pool.move(name, ReplicaState.READY)
+            self._on_change()
+        return replica
+
+    async def watch(self) -> None:
+        """Probe every replica for ever, until cancelled."""
+        while True:
+            await self.probe_all()
+            await asyncio.sleep(PROBE_EVERY_S)
+
+    async def probe_all(self) -> None:
+        """Ask every replica once, all at the same time."""
+        await asyncio.gather(*(self._probe(name) for name in list(self._connections)))
+
+    def close(self) -> None:
+        """Drop all connections; what is in flight fails."""
+        for connection in self._connections.values():
+            connection.upstream.close()
+
+    def _attach(self, announced: AnnouncedReplica, api_key: str | None, *, is_announced: bool) -> None:
+        adapter = adapter_for(announced.engine)
+        before = self._pool.get(announced.name)
+        url = before.spec.url if before is not None else None
+        self._pool.upsert(_spec(announced, adapter), self._clock())
+        known = self._connections.get(announced.name)
+        if known is not None and url == announced.url:
+            known.upstream_model = announced.upstream_model or announced.model
+        else:
+            if known is not None:
+                known.upstream.close()
+            self._connections[announced.name] = ReplicaConnection(
+                adapter=adapter,
+                upstream=Upstream.from_url(announced.url, limits=self._limits),
+                upstream_model=announced.upstream_model or announced.model,
+                api_key=api_key,
+                is_announced=is_announced,
+                probes=ProbeHistory(),
+                load=LoadReport(),
+            )
+        if is_announced:
+            self._pool.move(announced.name, ReplicaState.READY)  # the supervisor announces what answered its probe
+        self._models = frozenset(self._pool.models())
+
+    def _detach(self, name: str) -> None:
+        self._pool.remove(name)
+        self._connections.pop(name).upstream.close()
+        self._models = frozenset(self._pool.models())
+
+    async def _probe(self, name: str) -> None:
+        connection, replica = self._connections.get(name), self._pool.get(name)
+        if connection is None or replica is None:
+            return
+        probe = await _ask(connection, is_serving=replica.num_in_flight > 0)
+        if self._connections.get(name) is not connection:
+            return
+        target = connection.probes.observe(probe, replica.state)
+        if target is not None and self._pool.move(name, target):
+            logs.get().warning("replica.moved", replica=name, state=target.value, probe=probe.value)
+            self._on_change()
+
+
+async def _ask(connection: ReplicaConnection, *, is_serving: bool) -> Probe:
+    upstream, adapter = connection.upstream, connection.adapter
+    headers = [(b"authorization", b"Bearer " + connection.api_key.encode())] if connection.api_key else []
+    try:
+        answer = await upstream.fetch("GET", adapter.health_path, headers, timeout_s=PROBE_TIMEOUT_S)
+        if answer.status != 200:
+            return Probe.NOT_READY
+        if adapter.load_path is not None:
+            load = await upstream.fetch("GET", adapter.load_path, headers, timeout_s=PROBE_TIMEOUT_S)
+            connection.load = adapter.read_load(load.body) if load.status == 200 else LoadReport()
+    except ReplicaError as error:
+        return Probe.BUSY if error.fault is Fault.TIMEOUT and is_serving else Probe.FAILED
+    return Probe.READY
+
+
+def _spec(announced: AnnouncedReplica, adapter: EngineAdapter) -> ReplicaSpec:
+    return ReplicaSpec(
+        name=announced.name,
+        model=announced.model,
+        engine=announced.engine,
+        url=announced.url,
+        seats=announced.seats,
+        labels=announced.labels,
+        capabilities=adapter.capabilities,
+        kv_tokens=announced.kv_tokens,
+        generation=announced.generation,
+    )
+
+
+def _of_section(section: ReplicaSection) -> AnnouncedReplica:
+    return AnnouncedReplica(
+        name=section.name,
+        model=section.model,
+        engine=section.engine,
+        url=section.url,
+        seats=section.seats,
+        upstream_model=section.upstream_model,
+        labels=section.labels,
+    )
+
+
+def _api_key(section: ReplicaSection) -> str | None:
+    return os.environ.get(section.api_key_env) if section.api_key_env else None
+
+
+def _in_use(upstream: Upstream) -> int:
+    counts = upstream.statistics()
+    return counts.in_use + counts.connecting + counts.waiting

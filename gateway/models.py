@@ -1,0 +1,66 @@
+"""Which model a name means: aliases resolve to one real name, and only that name is used from then on."""
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from gateway.errors import ClientError
+from gateway.outcome import Outcome
+from gateway.settings import ModelSection
+from policies.tenant import Tenant
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """A model as `GET /v1/models` shows it. `context_tokens` is None where nobody said."""
+
+    name: str
+    aliases: tuple[str, ...] = ()
+    context_tokens: int | None = None
+
+
+class ModelTable:
+    """The configured models and whatever the replicas serve besides. `served` names the latter, at each call."""
+
+    def __init__(self, configured: Iterable[ModelSection], served: Callable[[], frozenset[str]]) -> None:
+        self._configured = {
+            section.name: ServedModel(section.name, section.aliases, section.context_tokens) for section in configured
+        }
+        self._aliases = {alias: model.name for model in self._configured.values() for alias in model.aliases}
+        self._served = served
+
+    def names(self) -> frozenset[str]:
+        """Every real name."""
+        return self._served() | self._configured.keys()
+
+    def visible(self, tenant: Tenant) -> list[ServedModel]:
+        """The models a tenant may use, by name."""
+        allowed = tenant.limits.models
+        names = sorted(name for name in self.names() if allowed is None or self._is_allowed(name, allowed))
+        return [self._configured.get(name, ServedModel(name)) for name in names]
+
+    def resolve(self, asked: str, tenant: Tenant) -> str:
+        """The real name. Raises `ClientError`: 404 if there is no such model, 403 if the tenant may not use it."""
+        name = self._aliases.get(asked, asked)
+        if name not in self._configured and name not in self._served():
+            raise ClientError(
+                f"the model {asked[:128]!r} does not exist; GET /v1/models lists yours",
+                param="model",
+                status=404,
+                code="model_not_found",
+            )
+        allowed = tenant.limits.models
+        if allowed is not None and asked not in allowed and not self._is_allowed(name, allowed):
+            raise ClientError(
+                f"this project may not use the model {asked[:128]!r}",
+                param="model",
+                status=403,
+                code="model_not_allowed",
+                outcome=Outcome.FORBIDDEN,
+            )
+        return name
+
+    def _is_allowed(self, name: str, allowed: frozenset[str]) -> bool:
+        if name in allowed:
+            return True
+        model = self._configured.get(name)
+        return model is not None and not allowed.isdisjoint(model.aliases)

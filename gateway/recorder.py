@@ -1,0 +1,56 @@
+"""What becomes of a finished request: one log line, the metrics, and a bounded memory for look-ups and receipts.
+
+The hot path only appends; the rest happens a moment later, for many requests at once.
+"""
+
+import asyncio
+from collections import OrderedDict
+from typing import BinaryIO
+
+from observability.logs import write_records
+from observability.metrics import Metrics
+from observability.records import RequestRecord
+from routing.decision import RouteDecision
+
+FLUSH_AFTER_S = 0.05  # chosen: below what a person notices, many requests at load
+MAX_REMEMBERED = 10_000  # records and receipts kept for GET /requests/{id}; about 2 KB each
+
+
+class Recorder:
+    """Takes each record once. `flush` makes everything visible at once."""
+
+    def __init__(self, metrics: Metrics, log: BinaryIO | None = None, max_remembered: int = MAX_REMEMBERED) -> None:
+        self._metrics = metrics
+        self._log = log
+        self._max_remembered = max_remembered
+        self._pending: list[RequestRecord] = []
+        self._remembered: OrderedDict[str, tuple[RequestRecord, RouteDecision | None]] = OrderedDict()
+        self._timer: asyncio.TimerHandle | None = None
+
+    def add(self, record: RequestRecord, decision: RouteDecision | None) -> None:
+        """One request has ended. `decision`: the last routing decision, if there was one."""
+        self._remembered[record.request_id] = (record, decision)
+        if len(self._remembered) > self._max_remembered:
+            self._remembered.popitem(last=False)
+        self._pending.append(record)
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(FLUSH_AFTER_S, self.flush)
+
+    def flush(self) -> None:
+        """Write the pending log lines and count them."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+        pending, self._pending = self._pending, []
+        if pending:
+            for record in pending:
+                self._metrics.observe(record)
+            write_records(pending, self._log)
+
+    def find(self, request_id: str) -> tuple[RequestRecord, RouteDecision | None] | None:
+        """A record among the last `MAX_REMEMBERED`, and its routing decision."""
+        return self._remembered.get(request_id)
+
+    def __len__(self) -> int:
+        """How many records are remembered."""
+        return len(self._remembered)

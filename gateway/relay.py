@@ -1,0 +1,186 @@
+"""From an engine's answer to the client's, by callbacks: no task, queue or future per chunk.
+
+A relay ends once, with `Relayed` or with the `ReplicaError` that says whose fault it was; whether another replica may
+be tried is the lifecycle's affair. `WholeRelay` is here, `StreamRelay` in streaming.py.
+"""
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import msgspec
+
+from engines.contract import Fault, Headers, ReplicaError, UpstreamExchange
+from gateway.answer import ClientAnswer
+from gateway.chunks import Usage, read_answer
+from gateway.refusals import refusal
+from gateway.settings import TimeoutSection
+from gateway.sink import ClientSink
+
+MAX_ANSWER_BYTES = 64 * 1024 * 1024  # chosen: an unstreamed answer above this is a broken engine
+
+
+@dataclass(slots=True)
+class Relayed:
+    """What an attempt gave, kept up to date while it runs, so that an ending in the middle is settled truly.
+
+    Times are monotonic seconds. `num_chunks` counts chunks with content, about one a token.
+    """
+
+    usage: Usage | None = None
+    first_content_at: float | None = None
+    last_content_at: float | None = None
+    max_gap_s: float = 0.0
+    num_chunks: int = 0
+
+
+class Relay(ABC):
+    """What both kinds share: the head of the answer, the timers, the single ending."""
+
+    def __init__(self, answer: ClientAnswer, sink: ClientSink, timeouts: TimeoutSection, first_token_s: float) -> None:
+        self._answer = answer
+        self._sink = sink
+        self._timeouts = timeouts
+        self._loop = asyncio.get_running_loop()
+        self._ended: asyncio.Future[Relayed] = self._loop.create_future()
+        self._started_at = self._last_data_at = time.monotonic()
+        self._first_token_s = first_token_s
+        self._exchange: UpstreamExchange | None = None
+        self._slow_since: float | None = None
+        self._refusal: tuple[int, Headers, list[bytes]] | None = None
+        self._watch: asyncio.TimerHandle | None = None
+        self.relayed = Relayed()
+
+    async def run(self, exchange: UpstreamExchange) -> Relayed:
+        """Wait for the end. Raises `ReplicaError`; if cancelled, the engine is told to abort."""
+        self._exchange = exchange
+        self._watch = self._loop.call_later(self._next_check_s(), self._check)
+        self._sink.watch(self)
+        try:
+            return await self._ended
+        finally:
+            self._sink.watch(None)
+            self._watch.cancel()
+            exchange.abort()
+
+    def on_head(self, status: int, headers: Headers) -> None:
+        """Anything but 200 is collected and becomes an error."""
+        if status != 200:
+            self._refusal = (status, headers, [])
+        elif any(name == b"content-encoding" and value not in (b"", b"identity") for name, value in headers):
+            self._fail(ReplicaError(Fault.PROTOCOL, "the engine packed its answer although nobody asked"))
+
+    def on_data(self, data: bytes) -> None:
+        """A piece of the body."""
+        if self._ended.done():
+            return
+        self._last_data_at = time.monotonic()
+        if self._refusal is not None:
+            if sum(map(len, self._refusal[2])) < 65536:
+                self._refusal[2].append(data)
+            return
+        try:
+            self._take(data)
+        except ReplicaError as error:
+            self._fail(error)
+
+    @abstractmethod
+    def on_flush(self) -> None:
+        """All pieces of one read were taken."""
+
+    def on_end(self) -> None:
+        """The body is complete."""
+        if self._ended.done():
+            return
+        if self._refusal is not None:
+            status, headers, parts = self._refusal
+            self._fail(refusal(status, headers, b"".join(parts)))
+            return
+        try:
+            self._complete()
+        except ReplicaError as error:
+            self._fail(error)
+        else:
+            self._ended.set_result(self.relayed)
+
+    def on_fail(self, error: ReplicaError) -> None:
+        """The attempt broke."""
+        self._fail(error)
+
+    def on_slow(self) -> None:
+        """The client reads slowly: stop reading from the engine."""
+        self._slow_since = time.monotonic()
+        if self._exchange is not None:
+            self._exchange.pause()
+
+    def on_drained(self) -> None:
+        """The client caught up."""
+        self._slow_since = None
+        self._last_data_at = time.monotonic()
+        if self._exchange is not None:
+            self._exchange.resume()
+
+    @abstractmethod
+    def _take(self, data: bytes) -> None:
+        """Use a piece of the body. Raises `ReplicaError` for what no engine should send."""
+
+    @abstractmethod
+    def _complete(self) -> None:
+        """Finish the client's answer. Raises `ReplicaError` if the engine's is not complete."""
+
+    def _fail(self, error: ReplicaError) -> None:
+        if not self._ended.done():
+            self._ended.set_exception(error)
+
+    def _limit(self) -> tuple[float, float, str]:
+        """Since when, how long, and the name of the wait that is running now."""
+        if self.relayed.first_content_at is None:
+            return self._started_at, self._first_token_s, "the first token"
+        return self._last_data_at, self._timeouts.idle_s, "the next token"
+
+    def _next_check_s(self) -> float:
+        since, limit_s, _ = self._limit()
+        end = min(since + limit_s, self._started_at + self._timeouts.total_s)
+        return max(0.001, end - time.monotonic())
+
+    def _check(self) -> None:
+        now = time.monotonic()
+        since, limit_s, waited_for = self._limit()
+        if now - self._started_at >= self._timeouts.total_s:
+            self._fail(ReplicaError(Fault.TIMEOUT, f"the answer took more than {self._timeouts.total_s:g} s"))
+        elif self._slow_since is not None:
+            if now - self._slow_since >= self._timeouts.idle_s:
+                self._sink.abort()  # a client that reads nothing must not hold a seat for ever
+        elif now - since >= limit_s:
+            self._fail(ReplicaError(Fault.TIMEOUT, f"{waited_for} took more than {limit_s:g} s"))
+        if not self._ended.done():
+            self._watch = self._loop.call_later(self._next_check_s() if self._slow_since is None else 1.0, self._check)
+
+
+class WholeRelay(Relay):
+    """Collects an unstreamed answer and sends it at once. There is no first token to wait for, only the total."""
+
+    def __init__(self, answer: ClientAnswer, sink: ClientSink, timeouts: TimeoutSection, first_token_s: float) -> None:
+        super().__init__(answer, sink, timeouts, first_token_s)
+        self._parts: list[bytes] = []
+        self._size = 0
+
+    def _take(self, data: bytes) -> None:
+        self._size += len(data)
+        if self._size > MAX_ANSWER_BYTES:
+            raise ReplicaError(Fault.PROTOCOL, f"the engine's answer passed {MAX_ANSWER_BYTES} bytes")
+        self._parts.append(data)
+
+    def on_flush(self) -> None:
+        """Nothing to send before the whole answer is here."""
+
+    def _complete(self) -> None:
+        body = b"".join(self._parts)
+        try:
+            self.relayed.usage = read_answer(body)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise ReplicaError(Fault.PROTOCOL, f"the engine's answer is not one: {error}") from None
+        self.relayed.first_content_at = self.relayed.last_content_at = self._last_data_at
+        self._answer.has_content = True
+        self._answer.whole(200, body, [])

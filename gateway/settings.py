@@ -1,0 +1,204 @@
+"""The configuration file, its defaults and its bounds: one TOML file, overridden by WARMLANE_SECTION__KEY.
+
+What is not written here does not exist: an unknown section or key is refused, so that no setting is silently ignored.
+"""
+
+import re
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+
+from policies.lane import Lane
+
+EngineKind = Literal["vllm", "llama-server", "openai", "warmlane"]
+Port = Annotated[int, Field(ge=0, le=65535)]
+Seconds = Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)]
+_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$")
+
+
+class ConfigError(Exception):
+    """The configuration cannot be used; the message names the file and every bad key."""
+
+
+def _plain_name(name: str) -> str:
+    if not _NAME.match(name):
+        raise ValueError("use 1 to 128 letters, digits and . _ : / -, beginning with a letter or digit")
+    return name
+
+
+def _http_url(url: str) -> str:
+    if not re.match(r"^https?://[^/?#\s]+(/[^?#\s]*)?$", url):
+        raise ValueError("give an http:// or https:// URL without query, such as http://127.0.0.1:8000")
+    return url.rstrip("/").removesuffix("/v1")
+
+
+Name = Annotated[str, AfterValidator(_plain_name)]
+
+
+class Section(BaseModel):
+    """A part of the file; unknown keys are errors."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class GatewaySection(Section):
+    """Listeners and limits of the gateway. `drain_s`: how long open streams may take to end after SIGTERM."""
+
+    host: str = "127.0.0.1"
+    port: Port = 8080
+    admin_host: str = "127.0.0.1"
+    admin_port: Port = 8081
+    processes: Annotated[int, Field(ge=1, le=1)] = 1
+    max_body_mb: Annotated[float, Field(gt=0, le=1024)] = 16
+    drain_s: Annotated[float, Field(ge=0, le=86400)] = 30
+    max_connections: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
+
+
+class StoreSection(Section):
+    """Where organisations, projects and keys live. Empty: `warmlane.sqlite3` in the home folder."""
+
+    url: str = ""
+
+
+class TelemetrySection(Section):
+    """`log_level`: of the JSON log on stderr."""
+
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+
+class TimeoutSection(Section):
+    """Three different waits: to connect, for the first token, between tokens; and a total. Seconds."""
+
+    connect_s: Seconds = 2
+    first_token_s: Seconds = 120
+    idle_s: Seconds = 60
+    total_s: Seconds = 3600
+    keepalive_s: Seconds = 10
+
+
+class RetrySection(Section):
+    """`budget_ratio`: retries allowed as a share of requests, over the last seconds."""
+
+    max_attempts: Annotated[int, Field(ge=1, le=10)] = 3
+    budget_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
+
+
+class LaneSection(Section):
+    """`queue`: most requests waiting. `reserved_seats`: seats of every replica that lower lanes may not take."""
+
+    queue: Annotated[int, Field(ge=0, le=1_000_000)] = 1000
+    max_wait_s: Seconds = 60
+    reserved_seats: Annotated[int, Field(ge=0, le=10_000)] = 0
+
+
+class LanesSection(Section):
+    """One section a lane."""
+
+    interactive: LaneSection = LaneSection(reserved_seats=1)
+    standard: LaneSection = LaneSection(max_wait_s=300)
+    bulk: LaneSection = LaneSection(queue=10_000, max_wait_s=3600)
+
+    def of(self, lane: Lane) -> LaneSection:
+        """The section of one lane."""
+        return {Lane.INTERACTIVE: self.interactive, Lane.STANDARD: self.standard, Lane.BULK: self.bulk}[lane]
+
+
+class ModelSection(Section):
+    """A model that tenants may name. Replicas may serve models without one; this adds aliases and bounds."""
+
+    name: Name
+    aliases: tuple[Name, ...] = ()
+    context_tokens: Annotated[int, Field(ge=1, le=100_000_000)] | None = None
+
+
+class ReplicaSection(Section):
+    """An engine that runs already, attached by URL. `upstream_model`: its own name of the model, if another."""
+
+    name: Name
+    model: Name
+    engine: EngineKind
+    url: Annotated[str, AfterValidator(_http_url)]
+    upstream_model: Name | None = None
+    seats: Annotated[int, Field(ge=1, le=100_000)] = 32
+    labels: dict[str, str] = {}
+    api_key_env: str | None = None
+
+
+class WorkerSection(Section):
+    """Workers that Warmlane starts itself. `path`: a GGUF file; empty means the demo model."""
+
+    model: Name
+    engine: Literal["gguf", "fake"] = "gguf"
+    path: str = ""
+    count: Annotated[int, Field(ge=1, le=64)] = 1
+    max_seqs: Annotated[int, Field(ge=1, le=128)] = 8
+    kv_tokens: Annotated[int, Field(ge=256, le=10_000_000)] = 16_384
+    threads: Annotated[int, Field(ge=1, le=1024)] | None = None
+    labels: dict[str, str] = {}
+
+
+class Settings(BaseSettings):
+    """Everything an operator can set. Build it with `load`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="WARMLANE_", env_nested_delimiter="__", extra="forbid", frozen=True, env_ignore_empty=True
+    )
+
+    gateway: GatewaySection = GatewaySection()
+    store: StoreSection = StoreSection()
+    telemetry: TelemetrySection = TelemetrySection()
+    timeouts: TimeoutSection = TimeoutSection()
+    retries: RetrySection = RetrySection()
+    lanes: LanesSection = LanesSection()
+    models: tuple[ModelSection, ...] = ()
+    replicas: tuple[ReplicaSection, ...] = ()
+    workers: tuple[WorkerSection, ...] = ()
+
+    @classmethod
+    def settings_customise_sources(
+        cls,
+        settings_cls: type[BaseSettings],
+        init_settings: PydanticBaseSettingsSource,
+        env_settings: PydanticBaseSettingsSource,
+        dotenv_settings: PydanticBaseSettingsSource,
+        file_secret_settings: PydanticBaseSettingsSource,
+    ) -> tuple[PydanticBaseSettingsSource, ...]:
+        """The environment wins over the file (which arrives as init values); nothing else is read."""
+        del settings_cls, dotenv_settings, file_secret_settings
+        return env_settings, init_settings
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> "Settings":
+        _refuse_repeats("replicas", [replica.name for replica in self.replicas])
+        _refuse_repeats("models", [name for model in self.models for name in (model.name, *model.aliases)])
+        return self
+
+
+def _refuse_repeats(section: str, names: list[str]) -> None:
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise ValueError(f"{section}: the name {', '.join(repeated)} stands more than once")
+
+
+def load(path: Path | None) -> Settings:
+    """The settings of a TOML file (none: the defaults) with the environment on top.
+
+    Raises `ConfigError` with one line per bad key; nothing of a bad file is used.
+    """
+    values: dict[str, Any] = {}
+    if path is not None:
+        try:
+            values = tomllib.loads(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise ConfigError(f"{path} is not TOML: {error}") from error
+    try:
+        return Settings(**values)
+    except ValidationError as error:
+        where = str(path) if path is not None else "the environment"
+        lines = [f"  {'.'.join(str(part) for part in one['loc']) or 'file'}: {one['msg']}" for one in error.errors()]
+        raise ConfigError(f"the configuration {where} cannot be used:\n" + "\n".join(lines)) from error

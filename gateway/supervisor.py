@@ -1,0 +1,140 @@
+"""The supervisor process: starts gateway processes and workers, owns the admin plane, and ends all of it in order.
+
+It never touches a request. It tells the gateways which workers live, starts again what falls, and says once that all is
+ready. The first SIGTERM or SIGINT ends it kindly (gateways drain, then workers, then the admin plane); the second at
+once.
+"""
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from typing import Any
+
+import msgspec
+
+from gateway.admin.app import create_admin_app
+from gateway.admin.control_client import ControlError
+from gateway.admin_listener import serving
+from gateway.bootstrap import demo_key
+from gateway.children import Children
+from gateway.home import store_path
+from gateway.launch_plan import Launch
+from gateway.ports import listen_on, reachable_url
+from gateway.ready import Readiness
+from policies.sqlite_store import SqliteStore
+
+_SEEN_READY_S = 60  # from the last worker's readiness until the gateway has seen it
+_POLL_S = 0.05
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class SupervisorError(Exception):
+    """Warmlane cannot start, or cannot go on; the message is one sentence for a person."""
+
+
+class Supervisor:
+    """One run of `warmlane up` or `warmlane gateway`. `announce` is called once, when all is ready."""
+
+    def __init__(self, launch: Launch, announce: Callable[[Readiness], None]) -> None:
+        self._launch = launch
+        self._announce = announce
+        self._stopping = asyncio.Event()
+        self._force = asyncio.Event()
+        self._failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+
+    def stop(self) -> None:
+        """End kindly; called again, end at once."""
+        if self._stopping.is_set():
+            self._force.set()
+        self._stopping.set()
+
+    async def run(self) -> None:
+        """Run until told to stop. Raises `SupervisorError`, `PortUnusable`, `StoreError`, `HomeError`."""
+        launch, gateway = self._launch, self._launch.settings.gateway
+        with self._signals(), launch.home.sockets() as folder:
+            children = Children(launch, folder, self._fail)
+            async with await SqliteStore.open(store_path(launch.settings.store.url, launch.home.path)) as store:
+                key = await demo_key(store, str(launch.home.read_demo().get("key", "")), time.time())
+                remedy = "--admin-port or WARMLANE_ADMIN_PORT"
+                listener = listen_on(gateway.admin_host, gateway.admin_port, remedy=remedy)
+                admin_url = reachable_url(gateway.admin_host, listener.getsockname()[1])
+                app = create_admin_app(
+                    store, children.control, launch.admin_token, config=lambda: launch.settings.model_dump(mode="json")
+                )
+                async with serving(app, listener) as admin, children.running(self._force) as tasks:
+                    await self._watch([admin, *tasks], self._say_ready(children, key, admin_url))
+
+    async def _watch(self, parts: list[asyncio.Task[None]], ready: Coroutine[Any, Any, None]) -> None:
+        """Wait for the order to stop; raise what ended a part that should have gone on."""
+        announcing = asyncio.ensure_future(ready)
+        stopping = asyncio.ensure_future(self._stopping.wait())
+        try:
+            ends: list[asyncio.Future[Any]] = [stopping, self._failed, *parts]
+            await _first([*ends, announcing])
+            if announcing.done():
+                announcing.result()
+                await _first(ends)
+            if stopping.done():
+                return
+            if self._failed.done():
+                raise SupervisorError(self._failed.result())
+            for part in parts:
+                if part.done():
+                    part.result()
+                    raise SupervisorError(f"the supervisor's part {part.get_name()!r} ended by itself")
+        finally:
+            announcing.cancel()
+            stopping.cancel()
+            await asyncio.wait({announcing, stopping})
+
+    async def _say_ready(self, children: Children, key: str, admin_url: str) -> None:
+        """Announce once every process is ready and the gateway has seen every worker ready."""
+        await children.fleet.until_current(children.worker_names)
+        deadline = time.monotonic() + _SEEN_READY_S
+        while not children.worker_names <= await _seen_ready(children):
+            if time.monotonic() > deadline:
+                raise SupervisorError(f"after {_SEEN_READY_S} s the gateway does not see its workers as ready")
+            await asyncio.sleep(_POLL_S)
+        url = reachable_url(self._launch.settings.gateway.host, children.gateway_port) + "/v1"
+        children.has_started = True
+        self._announce(Readiness(url, key, self._launch.model, admin_url, self._launch.admin_token))
+
+    def _fail(self, sentence: str) -> None:
+        if not self._failed.done():
+            self._failed.set_result(sentence)
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        loop = asyncio.get_running_loop()
+        for number in STOP_SIGNALS:
+            loop.add_signal_handler(number, self.stop)
+        try:
+            yield
+        finally:
+            for number in STOP_SIGNALS:
+                loop.remove_signal_handler(number)
+                signal.signal(number, signal.SIG_IGN)  # all is ended: one more Ctrl-C must not spoil the exit status
+
+
+class _Replica(msgspec.Struct):
+    name: str
+    state: str
+
+
+class _Replicas(msgspec.Struct):
+    data: list[_Replica]
+
+
+async def _seen_ready(children: Children) -> frozenset[str]:
+    """The replicas that the gateway would send a request to now."""
+    try:
+        replicas = msgspec.json.decode(await children.control.replicas(), type=_Replicas)
+    except ControlError:
+        return frozenset()  # it was restarted just now
+    return frozenset(replica.name for replica in replicas.data if replica.state == "ready")
+
+
+async def _first(futures: Iterable[asyncio.Future[Any]]) -> None:
+    await asyncio.wait(set(futures), return_when=asyncio.FIRST_COMPLETED)

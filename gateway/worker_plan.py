@@ -1,0 +1,78 @@
+"""Which workers a configuration asks for, with names, model files and threads. Pure, but for looking at files."""
+
+import re
+from pathlib import Path
+
+from engines.hardware import threads_per_worker
+from engines.launch.worker_command import WorkerSpec
+from gateway.settings import ConfigError, Settings, WorkerSection
+
+DEMO_WORKERS = 2  # the second turn of a chat then shows that routing found the warm one
+
+
+def wanted_workers(settings: Settings, model_file: Path | None, demo_model: str) -> tuple[WorkerSection, ...]:
+    """The workers to start: the configured ones, else two of `model_file` (`--model`), else two of the demo model.
+
+    A configuration with replicas and without workers gets none. Raises `ConfigError` when `--model` meets workers.
+    """
+    if model_file is not None:
+        if settings.workers:
+            raise ConfigError("--model is for a start without [[workers]]; the configuration has some: add it there")
+        path = str(model_file.expanduser().absolute())
+        return (WorkerSection(model=model_name(model_file), path=path, count=DEMO_WORKERS),)
+    if settings.workers or settings.replicas:
+        return settings.workers
+    return (WorkerSection(model=demo_model, count=DEMO_WORKERS),)
+
+
+def needs_demo_model(sections: tuple[WorkerSection, ...]) -> bool:
+    """Whether a worker asks for the demo model (a gguf worker without a path)."""
+    return any(section.engine == "gguf" and not section.path for section in sections)
+
+
+def plan_workers(
+    sections: tuple[WorkerSection, ...], cores: int, demo_file: Path | None, taken_names: frozenset[str] = frozenset()
+) -> tuple[WorkerSpec, ...]:
+    """One spec a worker, named worker-1, worker-2, …; cores are shared evenly where `threads` is not set.
+
+    `taken_names`: of the configured replicas. Raises `ConfigError` for a missing model file or a name that is taken.
+    """
+    threads = threads_per_worker(cores, sum(section.count for section in sections))
+    specs: list[WorkerSpec] = []
+    for section in sections:
+        path = _model_file(section, demo_file)
+        for _ in range(section.count):
+            name = f"worker-{len(specs) + 1}"
+            if name in taken_names:
+                raise ConfigError(f"replicas: the name {name} belongs to a worker that Warmlane starts; choose another")
+            specs.append(
+                WorkerSpec(
+                    name=name,
+                    model=section.model,
+                    engine=section.engine,
+                    path=path,
+                    max_seqs=section.max_seqs,
+                    kv_tokens=section.kv_tokens,
+                    threads=section.threads or threads,
+                    labels=tuple(sorted(section.labels.items())),
+                )
+            )
+    return tuple(specs)
+
+
+def model_name(file: Path) -> str:
+    """A model name from a file's name: `/models/My model.Q4.gguf` is `My-model.Q4`."""
+    stem = re.sub(r"\.gguf$", "", file.name, flags=re.IGNORECASE)
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", stem).strip("._-")[:128] or "model"
+
+
+def _model_file(section: WorkerSection, demo_file: Path | None) -> Path | None:
+    if section.engine == "fake":
+        return None
+    if not section.path:
+        assert demo_file is not None, "the demo model is there when a worker asks for it"
+        return demo_file
+    path = Path(section.path).expanduser()
+    if not path.is_file():
+        raise ConfigError(f"workers: the model file {path} does not exist")
+    return path

@@ -1,0 +1,87 @@
+"""JSON log lines on stderr: events with a constant dotted name and fields, and one line a request from its record.
+
+Processes log; pure packages do not. No prompt, completion, header or key at any level: secrets are cut out of the
+finished line, so it does not matter how a call was spelled.
+"""
+
+import logging
+import re
+import sys
+from typing import Any, BinaryIO
+
+import msgspec
+import structlog
+
+from observability.records import RequestRecord
+
+_SECRET = re.compile(r"(wl-[A-Za-z0-9]{4})[A-Za-z0-9_-]{8,}|((?i:bearer) )[^\s\"']{8,}")
+
+
+def configure(level: str, process: str) -> None:
+    """Set up logging for this process, the standard library's included. `process` stands on every line."""
+    number = logging.getLevelNamesMapping()[level.upper()]
+    shared: list[structlog.typing.Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    structlog.configure(
+        processors=[
+            *shared,
+            _named(process),
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(serializer=_dumps),
+            _redacted,
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(number),
+        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        cache_logger_on_first_use=False,
+    )
+    logging.basicConfig(level=max(number, logging.WARNING), handlers=[_Bridge()], force=True)
+
+
+def get() -> structlog.typing.FilteringBoundLogger:
+    """The process's logger: `get().info("thing.phase", field=…)`."""
+    logger: structlog.typing.FilteringBoundLogger = structlog.get_logger()
+    return logger
+
+
+def record_line(record: RequestRecord) -> bytes:
+    """The one INFO line of a request."""
+    return b'{"level":"info","event":"request.finished",' + msgspec.json.encode(record)[1:] + b"\n"
+
+
+def write_records(records: list[RequestRecord], stream: BinaryIO | None = None) -> None:
+    """The lines of several requests in one write."""
+    target = stream if stream is not None else sys.stderr.buffer
+    target.write(b"".join(map(record_line, records)))
+    target.flush()
+
+
+def redact(text: str) -> str:
+    """The text without the secret part of any key in it."""
+    return _SECRET.sub(lambda found: (found.group(1) or found.group(2)) + "…", text)
+
+
+def _named(process: str) -> structlog.typing.Processor:
+    def add(_logger: Any, _method: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+        event["process"] = process
+        return event
+
+    return add
+
+
+def _dumps(event: Any, **_options: Any) -> str:
+    return msgspec.json.encode(event, enc_hook=str).decode()
+
+
+def _redacted(_logger: Any, _method: str, line: Any) -> str:
+    return redact(str(line))
+
+
+class _Bridge(logging.Handler):
+    """Lines of libraries, in our form."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        exc_info = record.exc_info if record.exc_info and record.exc_info[0] else None
+        get().log(record.levelno, "library.message", logger=record.name, message=record.getMessage(), exc_info=exc_info)

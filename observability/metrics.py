@@ -1,0 +1,98 @@
+"""The Prometheus metrics people alert on, fed from finished records and from gauges read at scrape time.
+
+Labels come from closed sets: configured models (others are `other`), lanes, outcomes, limits. Tenants never.
+"""
+
+from collections.abc import Callable, Iterable
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.registry import Collector
+
+from observability.records import RequestRecord
+
+_TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64)
+_ITL_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2)
+_OVERHEAD_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1)
+OTHER_MODEL = "other"
+
+GaugeRows = Iterable[tuple[str, dict[str, str], float]]
+
+
+class Metrics:
+    """One registry a process. `models` says which names may be labels; `gauges` is asked at each scrape."""
+
+    def __init__(self, models: Callable[[], frozenset[str]], gauges: Callable[[], GaugeRows]) -> None:
+        self._models = models
+        disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for every counter that nobody alerts on
+        self.registry = CollectorRegistry()
+        lane = ["model", "lane"]
+        self._requests = self._counter("warmlane_requests", "Requests by how they ended.", [*lane, "outcome"])
+        self._refusals = self._counter("warmlane_limit_refusals", "Requests refused by a limit.", ["reason"])
+        self._hits = self._counter("warmlane_prefix_hit_tokens", "Prompt tokens found in a cache.", ["model", "source"])
+        self._prompt = self._counter("warmlane_prompt_tokens", "Prompt tokens.", ["model"])
+        self._ttft = self._histogram(
+            "gen_ai_server_time_to_first_token_seconds", "Arrival to first token.", lane, _TTFT_BUCKETS
+        )
+        self._itl = self._histogram(
+            "gen_ai_server_time_per_output_token_seconds", "Mean gap between tokens.", lane, _ITL_BUCKETS
+        )
+        self._queue = self._histogram("warmlane_queue_seconds", "Wait for a seat.", lane, _TTFT_BUCKETS)
+        self._overhead = self._histogram(
+            "warmlane_gateway_overhead_seconds",
+            "Arrival to upstream send, without the wait for a seat.",
+            [],
+            _OVERHEAD_BUCKETS,
+        )
+        self.registry.register(_Gauges(gauges))
+
+    def observe(self, record: RequestRecord) -> None:
+        """Count one finished request, once."""
+        model = record.model if record.model in self._models() else OTHER_MODEL
+        self._requests.labels(model, record.lane, record.outcome).inc()
+        if record.outcome == "refused" and record.reason is not None:
+            self._refusals.labels(record.reason).inc()
+        if record.prompt_tokens is not None:
+            self._prompt.labels(model).inc(record.prompt_tokens)
+        if record.cached_tokens:
+            self._hits.labels(model, "reported").inc(record.cached_tokens)
+        if record.predicted_hit_tokens:
+            self._hits.labels(model, "predicted").inc(record.predicted_hit_tokens)
+        for histogram, value in (
+            (self._ttft, record.ttft_s),
+            (self._itl, record.mean_itl_s),
+            (self._queue, record.queue_s),
+        ):
+            if value is not None:
+                histogram.labels(model, record.lane).observe(value)
+        if record.gateway_s is not None:
+            self._overhead.observe(record.gateway_s)
+
+    def text(self) -> bytes:
+        """The exposition format."""
+        return generate_latest(self.registry)
+
+    def _counter(self, name: str, text: str, labels: list[str]) -> Counter:
+        return Counter(name, text, labels, registry=self.registry)
+
+    def _histogram(self, name: str, text: str, labels: list[str], buckets: tuple[float, ...]) -> Histogram:
+        return Histogram(name, text, labels, buckets=buckets, registry=self.registry)
+
+
+class _Gauges(Collector):
+    """Reads the gauges when asked, so that removed replicas leave no series behind."""
+
+    def __init__(self, read: Callable[[], GaugeRows]) -> None:
+        self._read = read
+
+    def collect(self) -> Iterable[GaugeMetricFamily]:
+        families: dict[str, GaugeMetricFamily] = {}
+        for name, labels, value in self._read():
+            family = families.get(name)
+            if family is None:
+                family = families[name] = GaugeMetricFamily(name, name.replace("_", " "), labels=list(labels))
+            family.add_metric(list(labels.values()), value)
+        return families.values()
+
+    def describe(self) -> Iterable[GaugeMetricFamily]:
+        return []

@@ -1,0 +1,179 @@
+"""A limits document: what may stand in it, and what follows for a project from its organisation's and its own.
+
+Absent means inherited from the organisation, then from the default; `null` lifts the inherited default at that level;
+0 means none allowed. Every level is enforced, so a lower one can only narrow. A name that this version does not
+enforce is refused rather than stored, so that no limit is believed in that does not hold.
+"""
+
+import re
+from typing import Annotated
+
+import msgspec
+from msgspec import UNSET, Meta, Struct, UnsetType
+
+from policies.lane import Lane
+from policies.tenant import Limits
+
+MAX_COUNT = 1_000_000_000  # chosen: far above any real limit, far below where numbers stop being exact
+MAX_MODELS = 1000
+MAX_DOCUMENT_BYTES = 256 * 1024
+
+Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
+ModelName = Annotated[str, Meta(min_length=1, max_length=128)]
+
+_NOT_ENFORCED = frozenset(
+    {
+        "tpm",
+        "batch_cap",
+        "tokens_per_day",
+        "usd_per_month",
+        "time_zone",
+        "weight",
+        "cached_token_discount",
+        "sharing_group",
+        "shadow",
+    }
+)
+
+CLOSED = Limits(
+    rpm=0, concurrency=dict.fromkeys(Lane, 0), models=frozenset(), max_lane=Lane.BULK, default_lane=Lane.BULK
+)
+DEFAULT = Limits()
+
+
+class LimitsError(ValueError):
+    """The document cannot be used; `field` names where, None if it is not even an object."""
+
+    def __init__(self, message: str, field: str | None) -> None:
+        super().__init__(message)
+        self.field = field
+
+
+class LaneCounts(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A number for each lane."""
+
+    interactive: Count | UnsetType | None = UNSET
+    standard: Count | UnsetType | None = UNSET
+    bulk: Count | UnsetType | None = UNSET
+
+    def of(self, lane: Lane) -> int | UnsetType | None:
+        """What stands for this lane."""
+        return {Lane.INTERACTIVE: self.interactive, Lane.STANDARD: self.standard, Lane.BULK: self.bulk}[lane]
+
+
+class LimitsDocument(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What an administrator sets at one level. `rpm`: requests a minute; `concurrency`: requests in flight."""
+
+    rpm: Count | UnsetType | None = UNSET
+    concurrency: LaneCounts | UnsetType | None = UNSET
+    models: Annotated[list[ModelName], Meta(max_length=MAX_MODELS)] | UnsetType | None = UNSET
+    max_lane: Lane | UnsetType | None = UNSET
+    default_lane: Lane | UnsetType | None = UNSET
+
+
+_DECODER = msgspec.json.Decoder(LimitsDocument)
+_NAMES = msgspec.json.Decoder(dict[str, msgspec.Raw])
+
+
+def parse_limits(document: bytes) -> LimitsDocument:
+    """The document, if every field of it is known, enforced and in range. Raises `LimitsError` naming the field."""
+    if len(document) > MAX_DOCUMENT_BYTES:
+        raise LimitsError(f"a limits document has at most {MAX_DOCUMENT_BYTES} bytes", None)
+    try:
+        names = _NAMES.decode(document)
+        _refuse_not_enforced(names)
+        parsed = _DECODER.decode(document)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise LimitsError(f"not a limits document: {error}", bad_field(str(error), document)) from error
+    _refuse_contradiction(parsed.max_lane, parsed.default_lane)
+    return parsed
+
+
+def _refuse_contradiction(max_lane: Lane | UnsetType | None, default_lane: Lane | UnsetType | None) -> None:
+    if isinstance(max_lane, Lane) and isinstance(default_lane, Lane) and not default_lane.is_within(max_lane):
+        raise LimitsError("default_lane is above max_lane", "default_lane")
+
+
+def _refuse_not_enforced(names: dict[str, msgspec.Raw]) -> None:
+    for name in names:
+        if name in _NOT_ENFORCED:
+            raise LimitsError(f"{name} is not enforced by this version, so it is not stored", name)
+
+
+def bad_field(fault: str, document: bytes) -> str | None:
+    """The field that a msgspec error is about: by its path and name, or the key before the malformed byte."""
+    path = re.search(r"at `\$\.([^`]+)`", fault)
+    named = re.search(r"field `([^`]+)`", fault)
+    if path or named:
+        return ".".join(found[1] for found in (path, named) if found)
+    if malformed := re.search(r"\(byte (\d+)\)", fault):
+        before = re.search(rb'"([^"\\]{1,128})"\s*:\s*-?$', document[: int(malformed[1])])
+        return before[1].decode(errors="replace") if before else None
+    return None
+
+
+def encode_limits(document: LimitsDocument) -> bytes:
+    """The document as JSON: what is absent stays absent, what is null stays null."""
+    return msgspec.json.encode(document)
+
+
+def effective(*levels: LimitsDocument, default: Limits = DEFAULT) -> Limits:
+    """What holds at the lowest of the levels, given from the organisation down.
+
+    `default` holds where no level says anything; a level may lift or exceed it, but no level may exceed another above.
+    """
+    max_lane = _narrowest_lane([level.max_lane for level in levels], default.max_lane)
+    default_lane = _last_set([level.default_lane for level in levels], default.default_lane)
+    concurrency = {
+        lane: most
+        for lane in Lane
+        if (most := _smallest([_lane_count(level, lane) for level in levels], _default_count(default, lane)))
+        is not None
+    }
+    return Limits(
+        rpm=_smallest([level.rpm for level in levels], default.rpm),
+        concurrency=concurrency or None,
+        models=_common([level.models for level in levels], default.models),
+        max_lane=max_lane,
+        default_lane=default_lane if default_lane.is_within(max_lane) else max_lane,
+    )
+
+
+def _lane_count(document: LimitsDocument, lane: Lane) -> int | UnsetType | None:
+    counts = document.concurrency
+    return counts.of(lane) if isinstance(counts, LaneCounts) else counts
+
+
+def _default_count(default: Limits, lane: Lane) -> int | None:
+    return None if default.concurrency is None else default.concurrency.get(lane)
+
+
+def _smallest(levels: list[int | UnsetType | None], default: int | None) -> int | None:
+    numbers = [value for value in levels if isinstance(value, int)]
+    if numbers:
+        return min(numbers)
+    return None if None in levels else default
+
+
+def _common(levels: list[list[str] | UnsetType | None], default: frozenset[str] | None) -> frozenset[str] | None:
+    allowed = [frozenset(names) for names in levels if isinstance(names, list)]
+    if allowed:
+        return frozenset.intersection(*allowed)
+    return None if None in levels else default
+
+
+def _narrowest_lane(levels: list[Lane | UnsetType | None], default: Lane) -> Lane:
+    lanes = [lane for lane in levels if isinstance(lane, Lane)]
+    if lanes:
+        return max(lanes, key=lambda lane: lane.rank)
+    return Lane.INTERACTIVE if None in levels else default
+
+
+def _last_set(levels: list[Lane | UnsetType | None], default: Lane) -> Lane:
+    """The lowest level's word; null there means the highest lane, as without any setting."""
+    for lane in reversed(levels):
+        if lane is None:
+            return Lane.INTERACTIVE
+        if isinstance(lane, Lane):
+            return lane
+    return default

@@ -1,0 +1,191 @@
+"""What is kept of organisations, projects and keys, and the contract of every store that keeps it.
+
+Async because a store may be across a network. The records are frozen; a store answers with copies of what it holds.
+No store ever holds a key's secret, only its hash.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Generic, Protocol, TypeVar
+
+from policies.keys import Secret
+from policies.lane import Lane
+from policies.tenant import Role
+
+T = TypeVar("T")
+
+MAX_PAGE = 1000
+MAX_SECRETS = 8  # of one key at a time; one more rotation ends the one that would end first
+
+
+class StoreError(Exception):
+    """The store cannot be used, or failed; the message says which store and why."""
+
+
+class Level(Enum):
+    """What a limits document can belong to."""
+
+    ORGANIZATION = "organization"
+    PROJECT = "project"
+
+
+class UnknownId(Exception):
+    """There is no such organisation, project or key. `kind` is one of those words."""
+
+    def __init__(self, kind: str, unknown_id: str) -> None:
+        super().__init__(f"there is no {kind} {unknown_id!r}")
+        self.kind = kind
+
+
+class KeyEnded(Exception):
+    """The key is revoked or expired, so it cannot be rotated."""
+
+
+@dataclass(frozen=True, slots=True)
+class Organization:
+    """`limits`: its limits document, JSON as it was set. Times are Unix seconds."""
+
+    id: str
+    name: str
+    created_at: int
+    limits: bytes = b"{}"
+
+
+@dataclass(frozen=True, slots=True)
+class Project:
+    """`limits`: its limits document, JSON as it was set. Times are Unix seconds."""
+
+    id: str
+    organization_id: str
+    name: str
+    created_at: int
+    limits: bytes = b"{}"
+
+
+@dataclass(frozen=True, slots=True)
+class NewKey:
+    """What a new key shall be. Lanes of None follow the project's limits. `expires_at`: Unix seconds, None: never."""
+
+    project_id: str
+    name: str
+    roles: frozenset[Role] = frozenset({Role.SERVICE})
+    max_lane: Lane | None = None
+    default_lane: Lane | None = None
+    expires_at: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """A key without its secret. `prefix`: how its current secret begins. Times are Unix seconds, None: not."""
+
+    id: str
+    project_id: str
+    name: str
+    prefix: str
+    roles: frozenset[Role]
+    max_lane: Lane | None
+    default_lane: Lane | None
+    created_at: int
+    expires_at: int | None
+    revoked_at: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class KeyDigest:
+    """A secret that opens a key. `expires_at`: when it alone ends (the old one of a rotation), None: with its key."""
+
+    digest: bytes
+    key_id: str
+    expires_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Page(Generic[T]):
+    """Items in order of creation. `next_after`: pass it as `after` to go on, None at the end."""
+
+    items: tuple[T, ...]
+    next_after: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """All that a directory needs, as of one revision. Revoked keys and their digests are not in it."""
+
+    revision: int
+    server_secret: bytes
+    organizations: tuple[Organization, ...]
+    projects: tuple[Project, ...]
+    keys: tuple[Key, ...]
+    digests: tuple[KeyDigest, ...]
+
+
+class Store(Protocol):
+    """Every change raises `revision` in the same transaction. Any method may raise `StoreError`."""
+
+    async def create_organization(self, name: str) -> Organization:
+        """A new organisation."""
+        ...
+
+    async def organization(self, organization_id: str) -> Organization:
+        """One organisation. Raises `UnknownId`."""
+        ...
+
+    async def organizations(self, *, limit: int = MAX_PAGE, after: str | None = None) -> Page[Organization]:
+        """Organisations that were made later than `after`. Raises `UnknownId` if that one does not exist."""
+        ...
+
+    async def create_project(self, name: str, organization_id: str) -> Project:
+        """A new project. Raises `UnknownId` for the organisation."""
+        ...
+
+    async def project(self, project_id: str) -> Project:
+        """One project. Raises `UnknownId`."""
+        ...
+
+    async def projects(
+        self, *, organization_id: str | None = None, limit: int = MAX_PAGE, after: str | None = None
+    ) -> Page[Project]:
+        """Projects, of one organisation or all. Raises `UnknownId` for `after`."""
+        ...
+
+    async def create_key(self, new: NewKey) -> tuple[Key, Secret]:
+        """A new key and its secret, which cannot be had again. Raises `UnknownId` for the project."""
+        ...
+
+    async def key(self, key_id: str) -> Key:
+        """One key, revoked or not. Raises `UnknownId`."""
+        ...
+
+    async def keys(
+        self, *, project_id: str | None = None, limit: int = MAX_PAGE, after: str | None = None
+    ) -> Page[Key]:
+        """Keys, of one project or all, revoked ones too. Raises `UnknownId` for `after`."""
+        ...
+
+    async def revoke_key(self, key_id: str) -> Key:
+        """The key, now revoked; once revoked it keeps its first `revoked_at`. Raises `UnknownId`."""
+        ...
+
+    async def rotate_key(self, key_id: str, overlap_s: float = 0.0) -> tuple[Key, Secret]:
+        """The key with a new secret; older secrets end in `overlap_s` seconds. Raises `UnknownId`, `KeyEnded`."""
+        ...
+
+    async def limits(self, level: Level, of: str) -> bytes:
+        """The limits document of an organisation or project, JSON. Raises `UnknownId`."""
+        ...
+
+    async def set_limits(self, level: Level, of: str, document: bytes) -> None:
+        """Replace a limits document; the caller has validated it (policies/limits.py). Raises `UnknownId`."""
+        ...
+
+    async def revision(self) -> int:
+        """A number that every change raises; cheap."""
+        ...
+
+    async def snapshot(self) -> Snapshot:
+        """Everything as of one moment."""
+        ...
+
+    async def close(self) -> None:
+        """Finish what was begun and let go of the store. Harmless the second time."""
+        ...

@@ -1,0 +1,171 @@
+"""Where a request goes and why: the value the router returns, and the receipt made from it.
+
+Made for every request, read for few: candidates are kept as raw tuples and become words and JSON only on demand.
+"""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from msgspec import Struct
+
+from cache_affinity.prefix import PrefixKey
+from policies.lane import Lane
+from routing.filters import Rejection
+from routing.scorers import Candidate, Row
+
+
+class Why(Enum):
+    """The rule that chose the replica; the value is the sentence of the receipt."""
+
+    WARM = "{chosen} holds about {hit} of {prompt} prompt tokens and is not overloaded"
+    FASTER = "{passed} holds more of the prompt, but {chosen} is predicted to answer first by far"
+    SPILLED = "{passed} holds more of the prompt but is overloaded; {chosen} answers first of the others that hold some"
+    HOME = "no replica holds a useful part of the prompt; {chosen} is its home by hash"
+    NEXT_HOME = (
+        "no replica holds a useful part of the prompt; {passed}, its home by hash, is overloaded, {chosen} is next"
+    )
+    SPILLED_HOME = "{passed} holds more of the prompt but is overloaded; {chosen} is the prompt's home by hash"
+
+
+class HitTokens(Struct, frozen=True):
+    """Leading tokens a replica holds, by source. `exact` is null where the replica publishes no events."""
+
+    exact: int | None
+    shadow: int | None
+    fused: int | None
+    confidence: float | None
+
+
+class TermsMs(Struct, frozen=True):
+    """The score, term by term."""
+
+    seat: float
+    prefill: float
+    base: float
+    interference: float
+    eviction: float
+
+
+class CandidateReceipt(Struct, frozen=True):
+    """One replica of the model. `filtered`: why it was no candidate; then there is no hit and no score."""
+
+    replica: str
+    hit_tokens: HitTokens | None
+    terms_ms: TermsMs | None
+    score_ms: float | None
+    filtered: str | None
+
+
+class Predicted(Struct, frozen=True):
+    """What the decision expected of the chosen replica."""
+
+    ttft_ms: float
+    hit_tokens: int
+
+
+class Actual(Struct, frozen=True):
+    """What came of it. null: not reached, or not reported by the engine."""
+
+    ttft_ms: float | None = None
+    hit_tokens: int | None = None
+    prompt_tokens: int | None = None
+    outcome: str | None = None
+
+
+class Receipt(Struct, frozen=True):
+    """A decision as the admin plane shows it (contract: a receipt); encode with `msgspec.json`."""
+
+    request_id: str
+    chosen: str
+    reason: str
+    candidates: list[CandidateReceipt]
+    predicted: Predicted
+    actual: Actual | None
+
+
+@dataclass(frozen=True, slots=True)
+class RouteDecision:
+    """The chosen replica and what led there. Holds names, never replicas: it may outlive them.
+
+    `rows`: a raw tuple for each replica that could take the request, in the order of `Candidate`'s fields.
+    `filtered`: the others. `passed`: the replica that would have been next by the rule, if it was left.
+    `prompt_tokens`: estimated by the learned ratio. `hit_tokens`: fused, at the chosen replica.
+    `uncached_tokens`: `prompt_tokens - hit_tokens`. `ttft_s`: predicted, from dispatch to the first token.
+    """
+
+    model: str
+    lane: Lane
+    project_id: str
+    key: PrefixKey
+    chosen: str
+    why: Why
+    passed: str | None
+    rows: tuple[Row, ...]
+    filtered: tuple[tuple[str, Rejection], ...]
+    prompt_tokens: int
+    hit_tokens: int
+    shadow_tokens: int
+    ttft_s: float
+
+    @property
+    def uncached_tokens(self) -> int:
+        """Prompt tokens the chosen replica is expected to compute."""
+        return self.prompt_tokens - self.hit_tokens
+
+    @property
+    def reason(self) -> str:
+        """The reason in one sentence."""
+        words = {"chosen": self.chosen, "passed": self.passed, "hit": self.hit_tokens, "prompt": self.prompt_tokens}
+        return self.why.value.format(**words)
+
+    @property
+    def candidates(self) -> tuple[Candidate, ...]:
+        """The replicas that could take the request, with their names for the numbers."""
+        return tuple(Candidate(*row) for row in self.rows)
+
+    def receipt(self, request_id: str, actual: Actual | None = None) -> Receipt:
+        """The decision for a person to read; `actual` once the request has ended."""
+        scored = [_scored(candidate) for candidate in self.candidates]
+        filtered = [CandidateReceipt(name, None, None, None, reason.value) for name, reason in self.filtered]
+        predicted = Predicted(round(self.ttft_s * 1000, 3), self.hit_tokens)
+        return Receipt(request_id, self.chosen, self.reason, scored + filtered, predicted, actual)
+
+
+class Absence(Enum):
+    """Why no replica can take a request even after waiting for a seat."""
+
+    UNKNOWN_MODEL = "no replica serves this model"
+    NONE_READY = "no replica of this model is ready"
+    FAILING = "every replica of this model is failing"
+    BUSY = "every replica of this model asked for a wait"
+    TRIED = "every replica of this model was tried"
+    NOT_ALLOWED = "no replica of this model is open to this tenant"
+
+
+@dataclass(frozen=True, slots=True)
+class NoReplica:
+    """Nobody to send it to. `retry_after_s`: when that may change, 0 if it will not by waiting."""
+
+    reason: Absence
+    retry_after_s: float
+    filtered: tuple[tuple[str, Rejection], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Full:
+    """Every replica that could take it has no free seat for its lane: wait for one. Not a refusal."""
+
+    num_replicas: int
+    filtered: tuple[tuple[str, Rejection], ...] = ()
+
+
+def _scored(candidate: Candidate) -> CandidateReceipt:
+    hit = HitTokens(None, candidate.shadow_tokens, candidate.fused_tokens, round(candidate.confidence, 3))
+    terms = TermsMs(
+        seat=round(candidate.seat_ms, 3),
+        prefill=round(candidate.prefill_ms, 3),
+        base=round(candidate.base_ms, 3),
+        interference=round(candidate.interference_ms, 3),
+        eviction=round(candidate.eviction_ms, 3),
+    )
+    return CandidateReceipt(candidate.replica, hit, terms, round(candidate.score_ms, 3), None)

@@ -1,0 +1,42 @@
+"""Which replicas may be given a request at all, and in a few words why not."""
+
+from collections.abc import Callable
+from enum import Enum
+
+from routing.query import RouteQuery
+from routing.replica import Replica, ReplicaSpec, ReplicaState
+
+MayUse = Callable[[str, ReplicaSpec], bool]  # (project id, replica): False keeps the tenant off the replica
+
+
+class Rejection(Enum):
+    """Why a replica is no candidate; receipts show the value."""
+
+    NOT_READY = "not ready"
+    EXCLUDED = "already tried"
+    NOT_ALLOWED = "not for this tenant"
+    ASIDE = "asked to be left alone"
+    FAILING = "failing"
+    NO_SEAT = "no free seat in the lane"
+
+
+_READY = ReplicaState.READY  # a global: looking a member up costs more than the test, once per replica and request
+
+
+def rejection(replica: Replica, query: RouteQuery, rank: int, may_use: MayUse | None, now: float) -> Rejection | None:
+    """Why the replica (of the right model) cannot take the request now, or None if it can; the first reason that holds.
+
+    `rank`: of the query's lane. A missing seat comes last: it alone is worth waiting for.
+    """
+    if replica.state is not _READY:
+        return Rejection.NOT_READY
+    if query.excluded and replica.name in query.excluded:
+        return Rejection.EXCLUDED
+    if may_use is not None and not may_use(query.project_id, replica.spec):
+        return Rejection.NOT_ALLOWED
+    breaker = replica.breaker
+    if not breaker.can_try(now):
+        return Rejection.ASIDE if breaker.is_aside(now) else Rejection.FAILING
+    if replica.num_in_flight >= replica.seat_limits[rank]:
+        return Rejection.NO_SEAT
+    return None

@@ -1,0 +1,80 @@
+"""The right to one seat on one replica for one lane. Held by `with`, ended exactly once, whatever happened."""
+
+from types import TracebackType
+from typing import Protocol, Self
+
+from policies.lane import Lane
+from routing.replica import Replica
+
+
+class SeatOwner(Protocol):
+    """Whoever counts seats and takes them back (the pool)."""
+
+    def take_back_tokens(self, lease: "Lease") -> None:
+        """The lease's uncached prompt tokens are no longer outstanding; called at most once a lease."""
+        ...
+
+    def take_back_seat(self, lease: "Lease") -> None:
+        """The lease is over; called exactly once a lease."""
+        ...
+
+
+class Lease:
+    """One seat, until ended. `uncached_tokens`: prompt tokens the replica is expected to compute for it.
+
+    `tokens_ahead`: tokens the replica had to work off before this request's own when the seat was given. `probe`: the
+    breaker's number for this attempt, 0 for an ordinary one. The replica may leave the pool meanwhile; ending stays
+    harmless.
+    """
+
+    __slots__ = (
+        "_owner", "begun_at", "breaker", "is_over", "is_prefilled", "lane", "probe", "replica", "tokens_ahead",
+        "uncached_tokens",
+    )  # fmt: skip
+
+    def __init__(
+        self, owner: SeatOwner, replica: Replica, lane: Lane, *, uncached_tokens: int, tokens_ahead: int, probe: int,
+        now: float,
+    ) -> None:  # fmt: skip
+        self._owner = owner
+        self.replica = replica
+        self.breaker = replica.breaker  # of this run of the replica: a restart brings a new one
+        self.lane = lane
+        self.uncached_tokens = uncached_tokens
+        self.tokens_ahead = tokens_ahead
+        self.probe = probe
+        self.begun_at = now
+        self.is_prefilled = False
+        self.is_over = False
+
+    def __repr__(self) -> str:
+        phase = "over" if self.is_over else "decoding" if self.is_prefilled else "reading"
+        return f"<Lease {self.replica.name} {self.lane.value} {phase} uncached_tokens={self.uncached_tokens}>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.end()
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the replica is still the process the seat was given on; if not, the attempt teaches nothing."""
+        return self.breaker is self.replica.breaker
+
+    def prefilled(self) -> None:
+        """The first token came: the prompt is read, its tokens are no longer outstanding. Harmless when repeated."""
+        if not self.is_prefilled:
+            self.is_prefilled = True
+            self._owner.take_back_tokens(self)
+
+    def end(self) -> bool:
+        """Give the seat and what is outstanding back; whether it was this call that did."""
+        if self.is_over:
+            return False
+        self.prefilled()
+        self.is_over = True
+        self._owner.take_back_seat(self)
+        return True

@@ -1,0 +1,101 @@
+"""Which of the scored candidates gets the request: the warm one, the faster one, or the home by hash.
+
+A replica with a useful hit wins by predicted time to first token unless it is overloaded; a prompt nobody holds goes
+by rendezvous hashing with bounded load. So affinity costs a hot replica its extra share and no other replica its own.
+"""
+
+from collections.abc import Sequence
+
+from cache_affinity.prefix import PrefixKey
+from routing.decision import Why
+from routing.replica import ROW_TOKENS, Replica
+from routing.ring import place, weight, work_bounds
+from routing.scorers import Row
+
+USEFUL_TOKENS = 64  # a smaller hit is block rounding
+USEFUL_SHARE = 0.25  # of the prompt: a smaller one is not worth giving up an even spread
+FASTER_FACTOR = 1.25  # a warm replica is left for one that answers this much sooner,
+FASTER_MS = 10.0  # and at least so much: leaving costs the fleet a second reading of the prompt
+_TIE_MS, _TIE_SHARE = 1.0, 0.02  # scores this close are the same
+
+Pick = tuple[int, Why, int]  # (index of the chosen, the rule, index of the one passed over or of the chosen)
+
+
+def pick(key: PrefixKey, prompt_tokens: int, replicas: Sequence[Replica], rows: Sequence[Row]) -> Pick:
+    """The choice among one or more replicas that may take the request. Pure: the same inputs, the same choice.
+
+    `rows`: parallel to `replicas`.
+    """
+    field = _Field(key, replicas, rows)
+    useful = max(USEFUL_TOKENS, USEFUL_SHARE * prompt_tokens)
+    warm = [index for index, hit in enumerate(field.hits) if hit >= useful]
+    if not warm:
+        chosen, home = place(key, replicas, field.bounds)
+        return chosen, Why.HOME if chosen == home else Why.NEXT_HOME, home
+    bearable = field.not_overloaded(warm)
+    if not bearable:
+        return field.spill(passed=field.best(warm))
+    best = field.best(bearable)
+    faster = field.within_bounds(below_ms=(field.scores[best] - FASTER_MS) / FASTER_FACTOR)
+    if faster:
+        return field.best(faster), Why.FASTER, best
+    return best, Why.WARM, best
+
+
+class _Field:
+    """The candidates of one request, by index. `bounds`: see `ring.work_bounds`."""
+
+    __slots__ = ("bounds", "hits", "key", "replicas", "scores")
+
+    def __init__(self, key: PrefixKey, replicas: Sequence[Replica], rows: Sequence[Row]) -> None:
+        self.key = key
+        self.replicas = replicas
+        self.hits = [row[2] for row in rows]
+        self.scores = [row[-1] for row in rows]
+        self.bounds = work_bounds(replicas)
+
+    def not_overloaded(self, warm: Sequence[int]) -> list[int]:
+        """Those of `warm` whose hit makes up for the work they have.
+
+        Each hit token is a token of work it saves, and up to half its seats' worth of requests is never too much:
+        below that, requests meeting on one replica are what affinity is for.
+        """
+        replicas, hits, bounds = self.replicas, self.hits, self.bounds
+        half = ROW_TOKENS / 2
+        return [
+            index
+            for index in warm
+            if (excess := replicas[index].work_tokens - hits[index]) <= bounds[index]
+            or excess <= replicas[index].spec.seats * half
+        ]
+
+    def within_bounds(self, below_ms: float) -> list[int]:
+        """Those that score below `below_ms` and have no more than their share of the work."""
+        replicas, bounds = self.replicas, self.bounds
+        good = [index for index, score in enumerate(self.scores) if score < below_ms]
+        return [index for index in good if replicas[index].work_tokens <= bounds[index]]
+
+    def best(self, among: Sequence[int]) -> int:
+        """The lowest score; of equal ones the largest hit, then the least work, then by hash of the whole prompt."""
+        if len(among) == 1:
+            return among[0]
+        scores, hits, replicas = self.scores, self.hits, self.replicas
+        limit = min([scores[index] for index in among]) * (1 + _TIE_SHARE) + _TIE_MS
+        tied = [index for index in among if scores[index] <= limit]
+        if len(tied) == 1:
+            return tied[0]
+        most = max([hits[index] for index in tied])
+        tied = [index for index in tied if hits[index] == most]
+        least = min([replicas[index].work_tokens for index in tied])
+        tied = [index for index in tied if replicas[index].work_tokens == least]
+        seed = self.key.hashes[-1] if self.key.hashes else 0
+        return max(tied, key=lambda index: weight(seed, replicas[index]))
+
+    def spill(self, passed: int) -> Pick:
+        """Past overloaded warm replicas: to the best of those that hold at least something, else by hash."""
+        hits, bounds = self.hits, self.bounds
+        holding = [i for i, replica in enumerate(self.replicas) if hits[i] > 0 and replica.work_tokens <= bounds[i]]
+        if holding:
+            return self.best(holding), Why.SPILLED, passed
+        chosen, _ = place(self.key, self.replicas, bounds)
+        return chosen, Why.SPILLED_HOME, passed

@@ -1,0 +1,221 @@
+"""The replicas a gateway knows, and the only place where one is changed.
+
+Counters change when a lease begins, has read its prompt, or ends, and never by discovery, health or looking.
+"""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from cache_affinity.ratio import DEFAULT_BYTES_PER_TOKEN
+from cache_affinity.shadow import ShadowIndex
+from policies.lane import Lane
+from routing.breaker import Verdict
+from routing.decision import RouteDecision
+from routing.lease import Lease
+from routing.replica import MOVES, ROW_TOKENS, Replica, ReplicaSpec, ReplicaState
+from routing.scorers import tokens_ahead
+
+MIN_NODES, MAX_NODES = 1024, 262_144  # borders in one replica's shadow; about 300 bytes of memory each
+_BYTES_PER_NODE = 64  # shorter messages than this, on average, hit the bound on borders first
+
+
+@dataclass(frozen=True, slots=True)
+class PoolSettings:
+    """`reserved_seats`: seats of each replica kept from all lower lanes. `kv_tokens`: assumed where a spec has none."""
+
+    reserved_seats: Mapping[Lane, int] = field(default_factory=dict)
+    kv_tokens: int = 131_072
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaStatistics:
+    """One replica for the admin plane and the metrics. `in_flight`: open leases by lane."""
+
+    name: str
+    model: str
+    state: ReplicaState
+    seats: int
+    in_flight: dict[Lane, int]
+    outstanding_tokens: int
+    shadow_nodes: int
+    shadow_bytes: int
+    prefill_rate: float
+    hit_confidence: float
+
+
+@dataclass(frozen=True, slots=True)
+class PoolStatistics:
+    """`num_leases`: open ones, those on removed replicas included; zero when quiescent."""
+
+    num_leases: int
+    replicas: tuple[ReplicaStatistics, ...]
+
+
+class ReplicaPool:
+    """Replicas by name and by model."""
+
+    def __init__(self, settings: PoolSettings | None = None) -> None:
+        self.settings = settings or PoolSettings()
+        self._replicas: dict[str, Replica] = {}
+        self._by_model: dict[str, tuple[Replica, ...]] = {}
+        self._num_leases = 0
+
+    def __repr__(self) -> str:
+        return f"<ReplicaPool {self._num_leases} leases, {list(self._replicas.values())}>"
+
+    def __iter__(self) -> Iterator[Replica]:
+        return iter(tuple(self._replicas.values()))
+
+    def __len__(self) -> int:
+        return len(self._replicas)
+
+    def get(self, name: str) -> Replica | None:
+        """The replica of that name."""
+        return self._replicas.get(name)
+
+    def of_model(self, model: str) -> tuple[Replica, ...]:
+        """All replicas of a model, in any state, in the order they came."""
+        return self._by_model.get(model, ())
+
+    def models(self) -> tuple[str, ...]:
+        """The models that have at least one replica."""
+        return tuple(self._by_model)
+
+    def upsert(self, spec: ReplicaSpec, now: float) -> Replica:
+        """Learn of a replica, or of it again. A new one is joining.
+
+        The same one keeps its state, load, breaker and affinity. Another generation, url or model under the same
+        name is a restarted process: it forgets its shadow and breaker and, unless draining, is joining again; its
+        open leases still count until they end.
+        """
+        replica = self._replicas.get(spec.name)
+        capacity_bytes, max_nodes = _shadow_bounds(spec.kv_tokens or self.settings.kv_tokens)
+        if replica is None:
+            replica = Replica(spec, ShadowIndex(capacity_bytes, max_nodes), self._seat_limits(spec.seats), now)
+            self._replicas[spec.name] = replica
+        else:
+            known, replica.spec = replica.spec, spec
+            replica.seat_limits = self._seat_limits(spec.seats)
+            replica.shadow.resize(capacity_bytes, max_nodes)
+            if (known.generation, known.url, known.model) != (spec.generation, spec.url, spec.model):
+                replica.restart(now)
+        self._index()
+        return replica
+
+    def remove(self, name: str) -> bool:
+        """Forget a replica at once, with all it was believed to hold; whether it was known.
+
+        Nothing is routed there from now on. Its open leases end harmlessly, also when a new replica took the name.
+        """
+        replica = self._replicas.pop(name, None)
+        if replica is None:
+            return False
+        replica.shadow.forget()
+        self._index()
+        return True
+
+    def can_move(self, name: str, state: ReplicaState) -> bool:
+        """Whether `move` would leave the replica in `state`."""
+        replica = self._replicas.get(name)
+        return replica is not None and (state is replica.state or state in MOVES[replica.state])
+
+    def move(self, name: str, state: ReplicaState) -> bool:
+        """Whether the replica is in `state` now. A move that is not in `MOVES`, or of an unknown name, changes nothing.
+
+        So a probe that fails on a draining replica does not undo the operator's wish.
+        """
+        if not self.can_move(name, state):
+            return False
+        self._replicas[name].state = state
+        return True
+
+    def lease(self, decision: RouteDecision, now: float) -> Lease | None:
+        """The seat the decision chose, or None if it cannot be had any more: then route again.
+
+        Notes the prompt in the replica's shadow already now, so that a burst of siblings meets there.
+        """
+        replica = self._replicas.get(decision.chosen)
+        if replica is None or replica.state is not ReplicaState.READY or replica.spec.model != decision.model:
+            return None
+        if not replica.has_seat(decision.lane) or not replica.breaker.can_try(now):
+            return None
+        lease = Lease(
+            self, replica, decision.lane, now=now, uncached_tokens=decision.uncached_tokens,
+            tokens_ahead=tokens_ahead(replica, decision.uncached_tokens), probe=replica.breaker.begin(now),
+        )  # fmt: skip
+        replica.in_flight[decision.lane.rank] += 1
+        replica.num_in_flight += 1
+        replica.outstanding_tokens += lease.uncached_tokens
+        replica.work_tokens += lease.uncached_tokens + ROW_TOKENS
+        replica.shadow.insert(decision.key, now)
+        self._num_leases += 1
+        return lease
+
+    def take_back_tokens(self, lease: Lease) -> None:
+        """For `Lease` alone: its prompt is read, or will not be."""
+        lease.replica.outstanding_tokens -= lease.uncached_tokens
+        lease.replica.work_tokens -= lease.uncached_tokens
+
+    def take_back_seat(self, lease: Lease) -> None:
+        """For `Lease` alone: it is over."""
+        replica = lease.replica
+        replica.in_flight[lease.lane.rank] -= 1
+        replica.num_in_flight -= 1
+        replica.work_tokens -= ROW_TOKENS
+        lease.breaker.release(lease.probe)
+        self._num_leases -= 1
+
+    def report(self, lease: Lease, verdict: Verdict, now: float, *, retry_after_s: float | None = None) -> None:
+        """Take in what the attempt says about its replica's health."""
+        lease.breaker.report(verdict, now, probe=lease.probe, retry_after_s=retry_after_s)
+
+    def learn_hit(self, lease: Lease, predicted_tokens: int, reported_tokens: int | None) -> None:
+        """Compare a predicted hit with what the engine reported (None: nothing)."""
+        if lease.is_current:
+            lease.replica.confidence.observe(predicted_tokens, reported_tokens)
+
+    def learn_ttft(self, lease: Lease, uncached_tokens: int, ttft_s: float) -> None:
+        """Take in a time to first token, from dispatch, of a prompt that had `uncached_tokens` to be computed."""
+        if lease.is_current:
+            lease.replica.ttft.observe(lease.tokens_ahead + uncached_tokens, ttft_s)
+
+    def expire(self, before: float) -> int:
+        """Borders dropped from shadows because nothing was routed to them since `before`; for the janitor."""
+        return sum(replica.shadow.expire(before) for replica in self._replicas.values())
+
+    def statistics(self) -> PoolStatistics:
+        """Everything countable, at this moment."""
+        return PoolStatistics(self._num_leases, tuple(map(_statistics, self._replicas.values())))
+
+    def _seat_limits(self, seats: int) -> tuple[int, ...]:
+        """Below how many open leases each lane, by rank, may take a seat. Every lane keeps at least one.
+
+        The one seat is for a small replica: reserving all it has would shut lower lanes out for ever.
+        """
+        limits, reserved = [], 0
+        for lane in sorted(Lane, key=lambda lane: lane.rank):
+            limits.append(max(min(1, seats), seats - reserved))
+            reserved += self.settings.reserved_seats.get(lane, 0)
+        return tuple(limits)
+
+    def _index(self) -> None:
+        by_model: dict[str, list[Replica]] = {}
+        for replica in self._replicas.values():
+            by_model.setdefault(replica.spec.model, []).append(replica)
+        self._by_model = {model: tuple(replicas) for model, replicas in by_model.items()}
+
+
+def _shadow_bounds(kv_tokens: int) -> tuple[int, int]:
+    """(bytes, borders) that the predicted cache of a replica with `kv_tokens` of KV may hold."""
+    capacity_bytes = max(1, round(kv_tokens * DEFAULT_BYTES_PER_TOKEN))
+    return capacity_bytes, min(max(capacity_bytes // _BYTES_PER_NODE, MIN_NODES), MAX_NODES)
+
+
+def _statistics(replica: Replica) -> ReplicaStatistics:
+    shadow = replica.shadow.statistics()
+    return ReplicaStatistics(
+        name=replica.name, model=replica.spec.model, state=replica.state, seats=replica.spec.seats,
+        in_flight={lane: replica.in_flight[lane.rank] for lane in Lane},
+        outstanding_tokens=replica.outstanding_tokens, shadow_nodes=shadow.num_nodes, shadow_bytes=shadow.held_bytes,
+        prefill_rate=replica.ttft.prefill_rate, hit_confidence=replica.confidence.value,
+    )  # fmt: skip

@@ -1,0 +1,22 @@
+"""What the router is asked about one request."""
+
+from collections.abc import Set as AbstractSet
+from dataclasses import dataclass
+
+from cache_affinity.prefix import PrefixKey
+from policies.lane import Lane
+
+
+@dataclass(frozen=True, slots=True)
+class RouteQuery:
+    """One request, as far as its place is concerned. `model`: the resolved name, never an alias.
+
+    `max_output_tokens`: an estimate, 0 if unknown. `excluded`: names of replicas already tried.
+    """
+
+    model: str
+    key: PrefixKey
+    lane: Lane
+    project_id: str
+    max_output_tokens: int = 0
+    excluded: AbstractSet[str] = frozenset()

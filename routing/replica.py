@@ -1,0 +1,119 @@
+"""The gateway's view of one engine instance. Everybody may read a replica; only `pool` changes one."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+from cache_affinity.fusion import HitConfidence
+from cache_affinity.shadow import ShadowIndex
+from engines.contract import Capabilities
+from policies.lane import Lane
+from routing.breaker import Breaker
+from routing.ttft import TtftModel
+
+ROW_TOKENS = 256  # chosen: a request in flight weighs on its replica like a prompt of this many tokens
+
+
+class ReplicaState(Enum):
+    """Where a replica stands. Only a ready one is given requests; a removed one is in no state, it is gone."""
+
+    JOINING = "joining"  # known, not yet proven (new, restarted, or coming back)
+    READY = "ready"
+    DRAINING = "draining"  # an operator's wish: finishes what it has; its health no longer moves it
+    LOST = "lost"  # does not answer
+
+
+MOVES: dict[ReplicaState, frozenset[ReplicaState]] = {
+    ReplicaState.JOINING: frozenset({ReplicaState.READY, ReplicaState.DRAINING, ReplicaState.LOST}),
+    ReplicaState.READY: frozenset({ReplicaState.JOINING, ReplicaState.DRAINING, ReplicaState.LOST}),
+    ReplicaState.DRAINING: frozenset({ReplicaState.JOINING, ReplicaState.READY}),
+    ReplicaState.LOST: frozenset({ReplicaState.JOINING, ReplicaState.READY, ReplicaState.DRAINING}),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicaSpec:
+    """What configuration or discovery says of a replica; `name` is its identity.
+
+    `url`: without `/v1`. `seats`: requests it may hold at once. `kv_tokens`: tokens its KV cache holds, if known.
+    `generation`: differs after each restart of its process (any number; only a change means something).
+    """
+
+    name: str
+    model: str
+    engine: str
+    url: str
+    seats: int
+    labels: Mapping[str, str] = field(default_factory=dict)
+    capabilities: Capabilities = field(default_factory=Capabilities)
+    kv_tokens: int | None = None
+    generation: int = 0
+
+
+class Replica:
+    """One engine instance with its load, health and what it is believed to hold.
+
+    `in_flight`: open leases by lane rank. `outstanding_tokens`: uncached prompt tokens given to it and not read yet.
+    `work_tokens`: outstanding tokens plus `ROW_TOKENS` for each open lease; what load is judged by.
+    `seat_limits`: open leases below which a lane (by rank) may still be given a seat.
+    """
+
+    __slots__ = (
+        "breaker",
+        "confidence",
+        "in_flight",
+        "joined_at",
+        "name",
+        "name_bytes",
+        "num_in_flight",
+        "outstanding_tokens",
+        "seat_limits",
+        "shadow",
+        "spec",
+        "state",
+        "ttft",
+        "work_tokens",
+    )
+
+    def __init__(self, spec: ReplicaSpec, shadow: ShadowIndex, seat_limits: tuple[int, ...], now: float) -> None:
+        self.spec = spec
+        self.name = spec.name
+        self.name_bytes = spec.name.encode()
+        self.state = ReplicaState.JOINING
+        self.joined_at = now
+        self.in_flight = [0] * len(Lane)
+        self.num_in_flight = 0
+        self.outstanding_tokens = 0
+        self.work_tokens = 0
+        self.seat_limits = seat_limits
+        self.shadow = shadow
+        self.confidence = HitConfidence()
+        self.ttft = TtftModel()
+        self.breaker = Breaker()
+
+    def __repr__(self) -> str:
+        flight = "+".join(map(str, self.in_flight))
+        return (
+            f"<Replica {self.name} {self.state.value} model={self.spec.model} generation={self.generation} "
+            f"in_flight={flight}/{self.spec.seats} outstanding_tokens={self.outstanding_tokens} "
+            f"borders={len(self.shadow)}>"
+        )
+
+    @property
+    def generation(self) -> int:
+        """Which run of its process this is."""
+        return self.spec.generation
+
+    def has_seat(self, lane: Lane) -> bool:
+        """Whether a request of this lane may be given a seat: the last seats are reserved for higher lanes."""
+        return self.num_in_flight < self.seat_limits[lane.rank]
+
+    def restart(self, now: float) -> None:
+        """For `ReplicaPool` alone: its process is another one. Open leases stay counted until they end."""
+        self.shadow.forget()
+        self.confidence = HitConfidence()
+        self.ttft = TtftModel()
+        self.breaker = Breaker()
+        self.joined_at = now
+        if self.state is not ReplicaState.DRAINING:
+            self.state = ReplicaState.JOINING

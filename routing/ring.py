@@ -1,0 +1,55 @@
+"""Rendezvous hashing with bounded load: the home of a prompt that no replica holds.
+
+Every gateway computes the same home from the prompt and the replicas' names alone; a replica that comes or goes moves
+only its own prompts. A home with more than its share of the work is passed over for the next in the prompt's order.
+"""
+
+from collections.abc import Sequence
+
+from xxhash import xxh3_64_intdigest
+
+from cache_affinity.prefix import PrefixKey
+from routing.replica import ROW_TOKENS, Replica
+
+LOAD_FACTOR = 1.25  # a replica may have this many times the mean work of the others
+_HOME_BORDER = 1  # the second border: system prompt and first message, which all turns of a conversation share
+
+
+def home_seed(key: PrefixKey) -> int:
+    """What the prompt's order of replicas is drawn from; the same for all turns of a conversation."""
+    hashes = key.hashes
+    if len(hashes) > _HOME_BORDER:
+        return hashes[_HOME_BORDER]
+    return hashes[0] if hashes else 0
+
+
+def weight(seed: int, replica: Replica) -> int:
+    """The replica's weight for a prompt; the largest is its home."""
+    return xxh3_64_intdigest(replica.name_bytes, seed)
+
+
+def work_bounds(replicas: Sequence[Replica], factor: float = LOAD_FACTOR) -> list[float]:
+    """The work in tokens above which each replica is passed over: `factor` times the mean of the others, plus one row.
+
+    Of the others, so that a hot replica does not raise its own bar. At least one replica is within its bound.
+    """
+    works = [replica.work_tokens for replica in replicas]
+    if len(works) == 1:
+        return [float("inf")]
+    total, share = sum(works), factor / (len(works) - 1)
+    return [(total - work) * share + ROW_TOKENS for work in works]
+
+
+def place(key: PrefixKey, replicas: Sequence[Replica], bounds: Sequence[float]) -> tuple[int, int]:
+    """(index of the chosen, index of the home): the heaviest replica within its bound, and the heaviest of all."""
+    seed = home_seed(key)
+    chosen, home = -1, 0
+    most, most_of_all = -1, -1
+    for index, replica in enumerate(replicas):
+        this = xxh3_64_intdigest(replica.name_bytes, seed)
+        if this > most_of_all:
+            home, most_of_all = index, this
+        if this > most and replica.work_tokens <= bounds[index]:
+            chosen, most = index, this
+    assert chosen >= 0, "the least loaded replica is always within its bound"
+    return chosen, home

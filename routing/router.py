@@ -1,0 +1,130 @@
+"""Which replica answers a request first: filter, score, pick; and what is learned from how it went.
+
+`route` looks and changes nothing, so a dry run is the same call; the pool's `lease` makes it real.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cache_affinity.ratio import TokenRatios
+from engines.contract import Fault
+from routing.breaker import VERDICTS, Verdict
+from routing.decision import Absence, Full, NoReplica, RouteDecision
+from routing.filters import MayUse, Rejection, rejection
+from routing.lease import Lease
+from routing.picker import pick
+from routing.pool import ReplicaPool
+from routing.query import RouteQuery
+from routing.replica import Replica
+from routing.scorers import Candidate, score
+
+_ABSENCES = (  # the reason told when no replica is left, the most hopeful first
+    (Rejection.ASIDE, Absence.BUSY),
+    (Rejection.FAILING, Absence.FAILING),
+    (Rejection.EXCLUDED, Absence.TRIED),
+    (Rejection.NOT_READY, Absence.NONE_READY),
+    (Rejection.NOT_ALLOWED, Absence.NOT_ALLOWED),
+)
+
+
+@dataclass(frozen=True, slots=True)
+class RouterSettings:
+    """`not_ready_retry_s`: the Retry-After when replicas of the model exist and none is ready."""
+
+    not_ready_retry_s: float = 5.0
+
+
+class Router:
+    """Routes over one pool. `may_use`: the tenant isolation rule, None for none."""
+
+    def __init__(
+        self,
+        pool: ReplicaPool,
+        ratios: TokenRatios,
+        settings: RouterSettings | None = None,
+        may_use: MayUse | None = None,
+    ) -> None:
+        self.pool = pool
+        self.ratios = ratios
+        self.settings = settings or RouterSettings()
+        self._may_use = may_use
+
+    def route(self, query: RouteQuery, now: float) -> RouteDecision | NoReplica | Full:
+        """The replica for one request, with its reasons, or why there is none. Changes nothing.
+
+        `Full`: replicas could take it but have no seat for its lane now; wait for one.
+        """
+        replicas: list[Replica] = []
+        filtered: list[tuple[str, Rejection]] = []
+        rank, may_use = query.lane.rank, self._may_use
+        for replica in self.pool.of_model(query.model):
+            reason = rejection(replica, query, rank, may_use, now)
+            if reason is None:
+                replicas.append(replica)
+            else:
+                filtered.append((replica.name, reason))
+        if not replicas:
+            return self._absence(tuple(filtered), now)
+        return self._decide(query, replicas, tuple(filtered))
+
+    def settled(
+        self,
+        decision: RouteDecision,
+        lease: Lease,
+        *,
+        now: float,
+        prompt_tokens: int | None = None,
+        cached_tokens: int | None = None,
+        ttft_s: float | None = None,
+    ) -> None:
+        """Learn from a request that was answered. Call before the lease ends; does not end it.
+
+        `prompt_tokens`, `cached_tokens`: as the engine reported, None where it said nothing (which is not zero).
+        `ttft_s`: from dispatch to the first content, None if none came.
+        """
+        self.pool.report(lease, Verdict.FINE, now)
+        if prompt_tokens:
+            self.ratios.of(decision.model).observe(decision.key.total_bytes, prompt_tokens)
+        self.pool.learn_hit(lease, decision.shadow_tokens, cached_tokens)
+        if ttft_s is not None:
+            known = decision.prompt_tokens if prompt_tokens is None else prompt_tokens
+            cached = decision.hit_tokens if cached_tokens is None else cached_tokens
+            self.pool.learn_ttft(lease, max(0, known - cached), ttft_s)
+
+    def observe_failure(self, lease: Lease, fault: Fault, now: float, *, retry_after_s: float | None = None) -> None:
+        """Learn from an attempt that failed; call before the lease ends. A client's own error counts as nothing."""
+        self.pool.report(lease, VERDICTS[fault], now, retry_after_s=retry_after_s)
+
+    def _decide(
+        self, query: RouteQuery, replicas: list[Replica], filtered: tuple[tuple[str, Rejection], ...]
+    ) -> RouteDecision:
+        key = query.key
+        tokens_per_byte = 1.0 / self.ratios.of(query.model).bytes_per_token
+        prompt_tokens = max(1, round(key.total_bytes * tokens_per_byte))
+        rows = score(replicas, key, prompt_tokens, tokens_per_byte)
+        chosen, why, passed = pick(key, prompt_tokens, replicas, rows)
+        candidate = Candidate(*rows[chosen])
+        return RouteDecision(
+            model=query.model, lane=query.lane, project_id=query.project_id, key=key, chosen=candidate.replica, why=why,
+            passed=None if passed == chosen else rows[passed][0], rows=rows, filtered=filtered,
+            prompt_tokens=prompt_tokens, hit_tokens=candidate.fused_tokens, shadow_tokens=candidate.shadow_tokens,
+            ttft_s=candidate.ttft_ms / 1000.0,
+        )  # fmt: skip
+
+    def _absence(self, filtered: tuple[tuple[str, Rejection], ...], now: float) -> NoReplica | Full:
+        reasons = [reason for _, reason in filtered]
+        num_full = reasons.count(Rejection.NO_SEAT)
+        if num_full:
+            return Full(num_full, filtered)
+        for reason, absence in _ABSENCES:
+            if reason in reasons:
+                names = (name for name, because in filtered if because is reason)
+                return NoReplica(absence, self._retry_after_s(absence, names, now), filtered)
+        return NoReplica(Absence.UNKNOWN_MODEL, 0.0)
+
+    def _retry_after_s(self, absence: Absence, names: Iterable[str], now: float) -> float:
+        """When the first of the replicas may be tried again, as far as that can be known."""
+        if absence in {Absence.BUSY, Absence.FAILING}:
+            found = (self.pool.get(name) for name in names)
+            return min(replica.breaker.retry_after_s(now) for replica in found if replica is not None)
+        return self.settings.not_ready_retry_s if absence is Absence.NONE_READY else 0.0

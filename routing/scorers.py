@@ -1,0 +1,97 @@
+"""The price of sending a request to a replica: predicted time to first token, in milliseconds, term by term.
+
+The score is needed for every replica of every request, the terms only for a receipt. So a candidate keeps what both
+are computed from, and `terms_ms` sums to `score_ms` by construction (and by test).
+"""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from cache_affinity.prefix import PrefixKey
+from routing.replica import Replica
+
+STEP_TOKENS = 512  # of prompt an engine reads in one step, about; each step also serves the rows that are decoding
+EVICTION_PRICE = 0.1  # chosen: of the reading time, when the new blocks push out warm ones
+
+# What a score is made of, in the order of `Candidate`'s fields; a plain tuple, for it is made once per replica.
+Row = tuple[str, int, int, float, int, int, int, float, float, bool, float]
+
+
+class Candidate(NamedTuple):
+    """One replica that could take the request, as it was when scored. `score_ms`: lower is better.
+
+    `shadow_tokens`: predicted hit. `fused_tokens`: the same times `confidence` (0..1). `uncached_tokens`: the prompt
+    without `fused_tokens`. `outstanding_tokens`, `num_in_flight`: the replica's load. `ms_per_token`, `base_ms`: as
+    learned. `evicts`: the prompt would push other blocks out.
+    """
+
+    replica: str
+    shadow_tokens: int
+    fused_tokens: int
+    confidence: float
+    uncached_tokens: int
+    outstanding_tokens: int
+    num_in_flight: int
+    ms_per_token: float
+    base_ms: float
+    evicts: bool
+    score_ms: float
+
+    @property
+    def seat_ms(self) -> float:
+        """Waiting for the prompts that were given to the replica before."""
+        return self.outstanding_tokens * self.ms_per_token
+
+    @property
+    def prefill_ms(self) -> float:
+        """Reading the part of the prompt that is not cached."""
+        return self.uncached_tokens * self.ms_per_token
+
+    @property
+    def interference_ms(self) -> float:
+        """The rows that decode in the same steps."""
+        return interference_tokens(self.num_in_flight, self.uncached_tokens) * self.ms_per_token
+
+    @property
+    def eviction_ms(self) -> float:
+        """The price of pushing out blocks that others may need; a price, not a wait."""
+        return self.prefill_ms * EVICTION_PRICE if self.evicts else 0.0
+
+    @property
+    def ttft_ms(self) -> float:
+        """Predicted time from dispatch to the first token."""
+        return self.score_ms - self.eviction_ms
+
+
+def interference_tokens(num_in_flight: int, uncached_tokens: int) -> int:
+    """Tokens of others computed beside a prompt: one for each request in flight, in each step that reads it."""
+    return num_in_flight * (1 + uncached_tokens // STEP_TOKENS)
+
+
+def tokens_ahead(replica: Replica, uncached_tokens: int) -> int:
+    """Tokens the replica works off before the first token, besides the prompt itself."""
+    return replica.outstanding_tokens + interference_tokens(replica.num_in_flight, uncached_tokens)
+
+
+def score(replicas: Iterable[Replica], key: PrefixKey, prompt_tokens: int, tokens_per_byte: float) -> tuple[Row, ...]:
+    """The row of each replica, in order. One loop, not a call per term: it runs for every replica of every request."""
+    total_bytes = key.total_bytes
+    rows: list[Row] = []
+    for replica in replicas:
+        ttft, shadow = replica.ttft, replica.shadow
+        confidence = replica.confidence.value
+        hit_bytes = shadow.hit_bytes(key)
+        shadow_tokens = fused = 0
+        if hit_bytes:
+            shadow_tokens = int(hit_bytes * tokens_per_byte)
+            fused = int(shadow_tokens * confidence)
+        uncached = prompt_tokens - fused
+        outstanding, flying = replica.outstanding_tokens, replica.num_in_flight
+        ms, base = ttft.ms_per_token, ttft.base_ms
+        score_ms = base + (outstanding + uncached + flying * (1 + uncached // STEP_TOKENS)) * ms
+        evicts = shadow.held_bytes + total_bytes - hit_bytes > shadow.capacity_bytes
+        if evicts:
+            score_ms += uncached * ms * EVICTION_PRICE
+        name = replica.name
+        rows.append((name, shadow_tokens, fused, confidence, uncached, outstanding, flying, ms, base, evicts, score_ms))
+    return tuple(rows)

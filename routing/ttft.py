@@ -1,0 +1,69 @@
+"""Time to first token of one replica: base + tokens to read before it / prefill rate, learned from what was seen.
+
+Every observation moves the estimate by a bounded factor, so one outlier (a pause, a cold start) moves it little, and
+a changed machine is followed within tens of requests. Knows nothing of queues or caches: tokens come in, ms go out.
+"""
+
+from math import exp, log
+
+DEFAULT_RATE = 2000.0  # prompt tokens a second before anything was seen; only ratios between replicas matter then
+DEFAULT_BASE_S = 0.03
+LEAST_RATE, MOST_RATE = 1.0, 1_000_000.0
+MAX_BASE_S = 10.0
+READING_TOKENS = 256  # from this many tokens on, reading dominates and teaches the rate; below, the base
+_MIN_SHARE = 0.1  # of a late observation; the nth of the first ten has 1/n
+_MAX_STEP = 1.0  # no observation counts as more than e times off
+
+
+class TtftModel:
+    """`prefill_rate`: prompt tokens a second. `base_s`: what a prompt without a token to read takes."""
+
+    __slots__ = ("_num_bases", "_num_rates", "base_ms", "ms_per_token")
+
+    def __init__(self) -> None:
+        self.ms_per_token = 1000.0 / DEFAULT_RATE
+        self.base_ms = DEFAULT_BASE_S * 1000.0
+        self._num_rates = 0
+        self._num_bases = 0
+
+    def __repr__(self) -> str:
+        return f"<TtftModel {self.prefill_rate:.0f} tokens/s, base {self.base_s * 1000:.1f} ms>"
+
+    @property
+    def prefill_rate(self) -> float:
+        """Prompt tokens a second."""
+        return 1000.0 / self.ms_per_token
+
+    @property
+    def base_s(self) -> float:
+        """Seconds to the first token when nothing has to be read."""
+        return self.base_ms / 1000.0
+
+    def predict_s(self, num_tokens: int) -> float:
+        """Seconds to the first token with `num_tokens` to read before it: other prompts in front plus one's own."""
+        return (self.base_ms + num_tokens * self.ms_per_token) / 1000.0
+
+    def observe(self, num_tokens: int, ttft_s: float) -> None:
+        """Learn from one request that had `num_tokens` to be read before its first token, `ttft_s` after dispatch.
+
+        A long reading teaches the rate, a short one the base: one number from one observation.
+        """
+        if ttft_s <= 0.0 or num_tokens < 0:
+            return
+        if num_tokens >= READING_TOKENS:
+            self._num_rates += 1
+            reading_s = max(ttft_s - self.base_s, ttft_s * 0.1)
+            rate = self.prefill_rate * _step(num_tokens / reading_s / self.prefill_rate, self._num_rates)
+            self.ms_per_token = 1000.0 / min(max(rate, LEAST_RATE), MOST_RATE)
+        else:
+            self._num_bases += 1
+            base_s = max(ttft_s - num_tokens / self.prefill_rate, 0.0001)
+            self.base_ms = 1000.0 * min(
+                max(self.base_s * _step(base_s / self.base_s, self._num_bases), 1e-4), MAX_BASE_S
+            )
+
+
+def _step(ratio: float, nth: int) -> float:
+    """The factor by which the nth observation, off by `ratio`, moves an estimate (geometric, clipped)."""
+    share = max(1.0 / nth, _MIN_SHARE)
+    return exp(share * min(max(log(ratio), -_MAX_STEP), _MAX_STEP))

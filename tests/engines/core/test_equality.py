@@ -1,0 +1,117 @@
+"""Whatever the scheduler does around a request, its greedy output is what it would be alone."""
+
+from hypothesis import HealthCheck, event, given, settings
+from hypothesis import strategies as st
+
+from engines.core.sequence import FinishReason, SamplingParams
+from policies.lane import Lane
+from tests.engines.core.driven import Driven, words
+
+MODERATE = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def alone(prompt, sampling, eos_every):
+    """The output of a request that has the engine, with ample room, to itself."""
+    bare = Driven("slots", num_slots=1, kv_tokens=1024, max_seqs=1, max_step_tokens=256, eos_every=eos_every)
+    assert bare.add("bare", prompt, sampling) is None
+    bare.run()
+    return bare.output("bare"), bare.last("bare").finish_reason
+
+
+@st.composite
+def requests(draw):
+    """Prompts that share prefixes by chance, some of them exact copies, with lanes, salts and sampling."""
+    stem = draw(st.lists(st.integers(0, 3), min_size=1, max_size=24))
+    cut = draw(st.integers(1, len(stem)))
+    tail = draw(st.lists(st.integers(0, 3), max_size=6))
+    temperature = draw(st.sampled_from([0.0, 0.0, 0.0, 1.0]))
+    return {
+        "prompt": words(*([7] * draw(st.sampled_from([0, 0, 9, 16])) + stem[:cut] + tail)),
+        "sampling": SamplingParams(
+            temperature=temperature, seed=draw(st.integers(0, 3)), max_tokens=draw(st.sampled_from([1, 2, 12, 25, 30]))
+        ),
+        "lane": draw(st.sampled_from(list(Lane))),
+        "priority": draw(st.integers(0, 1)),
+        "salt": draw(st.sampled_from(["", "", "a", "b"])),
+    }
+
+
+@st.composite
+def engines(draw):
+    """Sizes from cramped to ample, in both styles."""
+    block_size = draw(st.sampled_from([1, 2, 3, 4, 8, 16]))
+    max_seqs = draw(st.sampled_from([1, 2, 4, 6]))
+    return {
+        "style": draw(st.sampled_from(["slots", "pages"])),
+        "block_size": block_size,
+        "max_seqs": max_seqs,
+        "num_slots": max_seqs + draw(st.integers(0, 3)),
+        "max_step_tokens": max_seqs + draw(st.integers(0, 40)),
+        "kv_tokens": draw(st.integers(80, 120)),
+        "watermark_ratio": draw(st.sampled_from([0.0, 0.1])),
+        "eos_every": draw(st.sampled_from([0, 7])),
+    }
+
+
+@given(engine=engines(), arrivals=st.lists(st.tuples(requests(), st.integers(0, 3)), min_size=1, max_size=12))
+@MODERATE
+def test_output_does_not_depend_on_company_chunks_hits_or_preemption(engine, arrivals):
+    """The one property that users would notice: others, cramped memory and cached prefixes never change an answer."""
+    crowded = Driven(**engine)
+    for index, (request, steps_before) in enumerate(arrivals):
+        for _ in range(steps_before):
+            crowded.step()
+        assert crowded.add(str(index), **request) is None
+    crowded.run()
+    for index, (request, _) in enumerate(arrivals):
+        expected = alone(request["prompt"], request["sampling"], engine["eos_every"])
+        assert (crowded.output(str(index)), crowded.last(str(index)).finish_reason) == expected
+    statistics = crowded.scheduler.statistics()
+    event(f"preempted: {statistics.preemptions > 0}")
+    event(f"hit: {statistics.cached_tokens > 0}")
+    event(f"evicted: {statistics.evictions > 0}")
+    assert (statistics.running, statistics.waiting, statistics.used_blocks) == (0, 0, 0)
+
+
+@given(
+    engine=engines(),
+    script=st.lists(
+        st.one_of(
+            st.tuples(st.just("add"), requests()),
+            st.tuples(st.just("step"), st.none()),
+            st.tuples(st.just("abort"), st.integers(0, 9)),
+            st.tuples(st.just("abort in flight"), st.integers(0, 9)),
+            st.tuples(st.just("fail"), st.none()),
+        ),
+        max_size=40,
+    ),
+)
+@MODERATE
+def test_every_request_ends_once_whatever_is_aborted_or_fails(engine, script):
+    """Aborts at every point and failing steps lose nothing: one end for each, nothing held, integrity throughout."""
+    driven = Driven(**engine)
+    added = {}
+    for action, argument in script:
+        if action == "add":
+            id_ = str(len(added))
+            assert driven.add(id_, **argument) is None
+            added[id_] = argument
+        elif action == "abort":
+            driven.abort(str(argument))
+        elif action == "fail":
+            plan = driven.scheduler.schedule(driven.now)
+            if plan is not None:
+                driven.fail(plan)
+                driven.scheduler.check_integrity()
+        else:
+            id_ = str(argument)
+            driven.step((lambda id_=id_: driven.abort(id_)) if action == "abort in flight" else (lambda: None))
+    driven.run()
+    for id_, request in added.items():
+        last = driven.last(id_)
+        assert last.finish_reason is not None
+        if last.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+            expected = alone(request["prompt"], request["sampling"], engine["eos_every"])
+            assert (driven.output(id_), last.finish_reason) == expected
+    statistics = driven.scheduler.statistics()
+    assert (statistics.running, statistics.waiting, statistics.used_blocks) == (0, 0, 0)

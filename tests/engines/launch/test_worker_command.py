@@ -1,0 +1,37 @@
+"""The command line of a worker."""
+
+from pathlib import Path
+
+from engines.launch.worker_command import WorkerSpec, worker_command
+
+SPEC = WorkerSpec("worker-1", "demo", "gguf", Path("/m/a b.gguf"), max_seqs=8, kv_tokens=4096, threads=2)
+
+
+def options(argv):
+    """The options of a command as pairs."""
+    return dict(zip(argv[3:-1:2], argv[4:-1:2], strict=True))
+
+
+def test_every_setting_of_the_plan_reaches_the_worker():
+    """A setting that is not passed on is silently ignored."""
+    argv = worker_command(SPEC, drain_s=5, log_level="debug")
+    assert argv[1:3] == ["-m", "engines.worker"]
+    assert options(argv) == {
+        "--engine": "gguf",
+        "--model": "demo",
+        "--path": "/m/a b.gguf",
+        "--host": "127.0.0.1",
+        "--port": "0",
+        "--max-seqs": "8",
+        "--kv-tokens": "4096",
+        "--threads": "2",
+        "--drain-s": "5",
+        "--log-level": "debug",
+    }
+    assert argv[-1] == "--die-with-parent"
+
+
+def test_an_engine_without_a_model_file_gets_no_path():
+    """The fake engine has none."""
+    argv = worker_command(WorkerSpec("worker-1", "demo", "fake", None, 8, 4096, 1), drain_s=5, log_level="info")
+    assert "--path" not in argv

@@ -1,0 +1,37 @@
+"""Several gateways' answers as one."""
+
+from gateway.admin.aggregate import summed, summed_exposition
+
+
+def test_one_answer_is_unchanged():
+    """With one gateway process aggregation is the identity."""
+    answer = {"in_flight": {"requests": 1, "ok": True}, "lanes": [1], "name": "a"}
+    assert summed([answer]) == answer
+    assert summed([]) == {}
+
+
+def test_numbers_are_summed_key_by_key():
+    """In flight on the node is the sum over its processes, also where one has a key the other lacks."""
+    first = {"in_flight": {"requests": 1, "queued": 2}, "lanes": [1], "name": "a", "is_ready": True, "x": 0.5}
+    second = {"in_flight": {"requests": 3, "leases": 4}, "lanes": [2], "name": "b", "is_ready": False, "x": 0.25}
+    assert summed([first, second]) == {
+        "in_flight": {"requests": 4, "queued": 2, "leases": 4},
+        "lanes": [1, 2],
+        "name": "a",
+        "is_ready": True,
+        "x": 0.75,
+    }
+
+
+def test_one_exposition_is_unchanged_to_the_byte():
+    """No parsing where nothing is to be added."""
+    assert summed_exposition(["anything at all\n"]) == "anything at all\n"
+
+
+def test_samples_of_the_same_labels_are_summed_and_comments_stand_once():
+    """A counter of the node is the sum of its processes' counters."""
+    first = '# HELP a A.\n# TYPE a counter\na_total{m="x y"} 1.0\na_total{m="z"} 2.0\n'
+    second = '# HELP a A.\n# TYPE a counter\na_total{m="x y"} 3.5\n# TYPE b gauge\nb +Inf\n'
+    assert summed_exposition([first, second]) == (
+        '# HELP a A.\n# TYPE a counter\na_total{m="x y"} 4.5\na_total{m="z"} 2.0\n# TYPE b gauge\nb +Inf\n'
+    )

@@ -1,0 +1,211 @@
+"""The limits document: strict about what it takes, exact about what follows from two levels."""
+
+import contextlib
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from policies.lane import Lane
+from policies.limits import (
+    CLOSED,
+    MAX_DOCUMENT_BYTES,
+    LimitsError,
+    effective,
+    encode_limits,
+    parse_limits,
+)
+from policies.tenant import Limits
+
+
+def doc(text: str = "{}"):
+    return parse_limits(text.encode())
+
+
+NOT_NUMBERS = ["NaN", "Infinity", "-Infinity", "1e309", '"5"', "true", "1" * 30, "5.5", "-1", "[]", "{}", "1.0"]
+
+
+@pytest.mark.parametrize("value", NOT_NUMBERS)
+def test_a_budget_that_is_not_a_count_is_refused_by_name(value):
+    """P15: a bad number must be refused with its field, never read as no limit."""
+    with pytest.raises(LimitsError) as refusal:
+        doc('{"models": ["a"], "rpm": ' + value + "}")
+    assert refusal.value.field == "rpm"
+
+
+@pytest.mark.parametrize("value", NOT_NUMBERS)
+def test_a_bad_number_inside_concurrency_is_refused_by_name(value):
+    """P15 one level deeper."""
+    with pytest.raises(LimitsError) as refusal:
+        doc('{"concurrency": {"bulk": ' + value + "}}")
+    assert refusal.value.field in {"concurrency.bulk", "bulk"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tpm", "batch_cap", "tokens_per_day", "usd_per_month", "time_zone",
+        "weight", "cached_token_discount", "sharing_group", "shadow",
+    ],
+)  # fmt: skip
+def test_a_limit_that_is_not_enforced_yet_is_refused_not_stored(name):
+    """Nobody may believe in a limit that does not hold."""
+    with pytest.raises(LimitsError, match="not enforced by this version") as refusal:
+        doc('{"rpm": 1, "' + name + '": null}')
+    assert refusal.value.field == name
+
+
+@pytest.mark.parametrize(
+    ("text", "field"),
+    [
+        ('{"rmp": 1}', "rmp"),
+        ('{"concurrency": {"batch": 1}}', "concurrency.batch"),
+        ('{"max_lane": "fast"}', "max_lane"),
+        ('{"models": "a"}', "models"),
+        ('{"models": [""]}', "models[0]"),
+        ('{"max_lane": "standard", "default_lane": "interactive"}', "default_lane"),
+        ("[]", None),
+        ("", None),
+        ("null", None),
+        ('{"rpm": 1', None),
+        ("{" * 100_000, None),
+    ],
+)
+def test_what_is_not_a_limits_document_is_refused(text, field):
+    """A misspelt limit would otherwise silently be none."""
+    with pytest.raises(LimitsError) as refusal:
+        doc(text)
+    assert refusal.value.field == field
+
+
+def test_a_document_beyond_the_bound_is_refused():
+    """A document is read at every directory refresh, so its size is bounded."""
+    with pytest.raises(LimitsError, match="at most"):
+        parse_limits(b" " * (MAX_DOCUMENT_BYTES + 1))
+
+
+def test_invalid_utf8_is_refused():
+    """Bytes that are no text must not become an error of ours."""
+    with pytest.raises(LimitsError):
+        parse_limits(b'{"models": ["\xff"]}')
+
+
+def test_absent_and_null_survive_encoding():
+    """Absent and null mean different things, so writing a document must keep them apart."""
+    text = b'{"rpm":null,"concurrency":{"bulk":null},"models":[],"max_lane":"standard"}'
+    assert encode_limits(parse_limits(text)) == text
+
+
+def test_without_any_setting_there_are_no_limits_and_interactive_lanes():
+    """The contract's defaults."""
+    assert effective(doc(), doc()) == Limits()
+
+
+@pytest.mark.parametrize(
+    ("above", "own", "rpm"),
+    [
+        ("{}", "{}", 100),
+        ('{"rpm": 500}', "{}", 500),
+        ('{"rpm": null}', "{}", None),
+        ("{}", '{"rpm": null}', None),
+        ("{}", '{"rpm": 0}', 0),
+        ('{"rpm": 10}', '{"rpm": null}', 10),
+        ('{"rpm": 10}', '{"rpm": 20}', 10),
+        ('{"rpm": 10}', '{"rpm": 5}', 5),
+        ('{"rpm": 0}', '{"rpm": 5}', 0),
+        ('{"rpm": null}', '{"rpm": 5}', 5),
+    ],
+)
+def test_a_level_may_lift_the_default_but_only_narrow_the_level_above(above, own, rpm):
+    """Absent inherits, null lifts the default, a number above another level's changes nothing."""
+    assert effective(doc(above), doc(own), default=Limits(rpm=100)).rpm == rpm
+
+
+def test_each_lane_is_inherited_by_itself():
+    """Setting one lane must not lift another's limit."""
+    limits = effective(
+        doc('{"concurrency": {"interactive": 8, "bulk": 4}}'),
+        doc('{"concurrency": {"bulk": 2, "standard": 0, "interactive": null}}'),
+        default=Limits(concurrency={Lane.STANDARD: 9}),
+    )
+    assert limits.concurrency == {Lane.INTERACTIVE: 8, Lane.STANDARD: 0, Lane.BULK: 2}
+
+
+def test_concurrency_of_null_lifts_the_default_of_every_lane():
+    """null for the whole is null for each."""
+    default = Limits(concurrency=dict.fromkeys(Lane, 3))
+    assert effective(doc('{"concurrency": null}'), default=default).concurrency is None
+
+
+@pytest.mark.parametrize(
+    ("above", "own", "models"),
+    [
+        ("{}", "{}", None),
+        ('{"models": ["a", "b"]}', "{}", {"a", "b"}),
+        ('{"models": ["a", "b"]}', '{"models": ["b", "c"]}', {"b"}),
+        ('{"models": ["a"]}', '{"models": null}', {"a"}),
+        ('{"models": ["a"]}', '{"models": []}', set()),
+    ],
+)
+def test_only_models_that_every_level_allows_remain(above, own, models):
+    """A project must not allow itself a model its organisation does not have."""
+    assert effective(doc(above), doc(own)).models == models
+
+
+@pytest.mark.parametrize(
+    ("above", "own", "lanes"),
+    [
+        ("{}", "{}", (Lane.INTERACTIVE, Lane.INTERACTIVE)),
+        ('{"max_lane": "standard"}', '{"max_lane": "interactive"}', (Lane.STANDARD, Lane.STANDARD)),
+        ('{"max_lane": "standard"}', '{"max_lane": null, "default_lane": "bulk"}', (Lane.STANDARD, Lane.BULK)),
+        ('{"default_lane": "bulk"}', '{"default_lane": null}', (Lane.INTERACTIVE, Lane.INTERACTIVE)),
+        ('{"default_lane": "bulk"}', "{}", (Lane.INTERACTIVE, Lane.BULK)),
+        ("{}", '{"max_lane": "bulk"}', (Lane.BULK, Lane.BULK)),
+    ],
+)
+def test_the_default_lane_never_stands_above_the_highest_lane(above, own, lanes):
+    """A lower level narrows `max_lane`, and an inherited default is brought down with it."""
+    limits = effective(doc(above), doc(own))
+    assert (limits.max_lane, limits.default_lane) == lanes
+
+
+def test_closed_limits_allow_nothing():
+    """What stands in for a document that cannot be read must refuse everything."""
+    assert CLOSED.rpm == 0
+    assert CLOSED.models == frozenset()
+    assert set(CLOSED.concurrency.values()) == {0}
+    assert len(CLOSED.concurrency) == len(Lane)
+
+
+COUNTS = st.none() | st.integers(0, 100)
+DOCUMENTS = st.fixed_dictionaries(
+    {},
+    optional={
+        "rpm": COUNTS,
+        "concurrency": st.none() | st.dictionaries(st.sampled_from(["interactive", "standard", "bulk"]), COUNTS),
+        "models": st.none() | st.lists(st.sampled_from("abc"), unique=True),
+        "max_lane": st.none() | st.sampled_from(["interactive", "standard", "bulk"]),
+    },
+)
+
+
+@settings(deadline=None, max_examples=200)
+@given(DOCUMENTS, DOCUMENTS)
+def test_a_lower_level_never_widens(above, own):
+    """Whatever a project sets, it may do nothing that its organisation's own limits forbid."""
+    organization = parse_limits(msgspec.json.encode(above))
+    high, low = effective(organization), effective(organization, parse_limits(msgspec.json.encode(own)))
+    assert high.rpm is None or (low.rpm is not None and low.rpm <= high.rpm)
+    assert high.models is None or (low.models is not None and low.models <= high.models)
+    assert low.max_lane.is_within(high.max_lane)
+    for lane, most in (high.concurrency or {}).items():
+        assert low.concurrency[lane] <= most
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.binary(max_size=60) | st.text(alphabet='{}[]":,0123456789eE.-NaInfrpm', max_size=60).map(str.encode))
+def test_any_bytes_give_a_document_or_a_limits_error(document):
+    """The parser meets bytes from the network and from the store."""
+    with contextlib.suppress(LimitsError):
+        parse_limits(document)
