@@ -22,23 +22,28 @@ class PrefixKey:
 
     `total_bytes` may exceed `sizes[-1]` when the prompt has more borders than the bound. `tail_first`: the hashes
     again, last first, as a search by halving in an index needs them; it is made once and used for every replica.
+    `home`: the chain after the segments that all turns of a conversation share; draws its home by hash.
     """
 
     hashes: tuple[int, ...]
     sizes: tuple[int, ...]
     total_bytes: int
+    home: int = 0
     tail_first: tuple[int, ...] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "tail_first", self.hashes[::-1])
 
 
-def prefix_key(model: str, salt: str, segments: Iterable[bytes], *, max_borders: int = MAX_BORDERS) -> PrefixKey:
+def prefix_key(
+    model: str, salt: str, segments: Iterable[bytes], *, home_segments: int = 2, max_borders: int = MAX_BORDERS
+) -> PrefixKey:
     """The key of one prompt. A border depends only on bytes before it, so prompts that begin alike share borders.
 
     The cut into segments enters the hash: ["ab", "c"] and ["a", "bc"] share nothing. An empty segment has no border
     of its own but changes those after it. After `max_borders` the chain stops: what lies behind counts in
-    `total_bytes` and is predicted to be held nowhere.
+    `total_bytes` and is predicted to be held nowhere. `home_segments`: how many leading segments all turns of the
+    conversation share, up to and with the first message of the user.
 
     64 bits are enough: a collision within one tenant (by chance 3e-8 among a million borders) only misroutes a
     request, and across tenants both sides start from secrets that neither caller knows.
@@ -48,6 +53,7 @@ def prefix_key(model: str, salt: str, segments: Iterable[bytes], *, max_borders:
     hashes: list[int] = []
     sizes: list[int] = []
     size = 0
+    home, until_home = 0, home_segments
     for segment in segments:
         if len(hashes) >= max_borders:
             break
@@ -62,12 +68,15 @@ def prefix_key(model: str, salt: str, segments: Iterable[bytes], *, max_borders:
             segment = segment[tail : tail + BLOCK_BYTES]  # noqa: PLW2901  # the last piece, 1..BLOCK_BYTES bytes
             length = len(segment)
         chain = xxh3_64_intdigest(segment, chain) ^ _SEGMENT_END
+        until_home -= 1
+        if until_home == 0:
+            home = chain
         if length:
             size += length
             hashes.append(chain)
             sizes.append(size)
     del hashes[max_borders:], sizes[max_borders:]  # the piece after the last whole block is one too many
-    return PrefixKey(tuple(hashes), tuple(sizes), sum(map(len, segments)))
+    return PrefixKey(tuple(hashes), tuple(sizes), sum(map(len, segments)), home or chain)
 
 
 def _root(model: str, salt: str) -> int:

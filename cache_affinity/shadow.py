@@ -49,11 +49,22 @@ class ShadowIndex:
 
     def hit_bytes(self, key: PrefixKey) -> int:
         """Bytes of the longest leading part of the prompt that is predicted to be held. Changes nothing."""
+        num_held = self.num_held(key)
+        return key.sizes[num_held - 1] if num_held else 0
+
+    def num_held(self, key: PrefixKey, guess: int = 0) -> int:
+        """Leading borders of the prompt that are predicted to be held. Changes nothing.
+
+        `guess`: an answer worth trying first, such as another replica's: many hold just the same shared head.
+        """
         tail_first, holds = key.tail_first, self._holds
         if not tail_first or not holds(tail_first[-1]):  # the common case: nothing of it
             return 0
-        num_missing = bisect_left(tail_first, True, key=holds)  # False... then True...: there are no holes
-        return key.sizes[-1 - num_missing]
+        num_borders = len(tail_first)
+        is_tried = 0 < guess <= num_borders and holds(tail_first[-guess])
+        if is_tried and (guess == num_borders or not holds(tail_first[-guess - 1])):
+            return guess
+        return num_borders - bisect_left(tail_first, True, key=holds)  # False... then True...: there are no holes
 
     def insert(self, key: PrefixKey, now: float) -> None:
         """Note that the replica was given this prompt; evicts what no longer fits, oldest first.

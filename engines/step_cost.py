@@ -26,14 +26,14 @@ class StepCostFitter:
     """Recursive least squares with forgetting, kept as normal equations so that a non-negative solution is exact.
 
     `prior`: believed when cold, and for terms that the traffic does not show (no prefill for an hour); it weighs as
-    much as `prior_weight` recent steps and does not fade. `forgetting`: weight of the past per step; 0.99 remembers
-    about 100 steps. Errors count relative to the step's modelled time, else long prefills drown decodes.
+    much as `prior_weight` recent steps and does not fade. `forgetting`: weight of the past per step; 0.98 remembers
+    about 50 steps. Errors count relative to the step's modelled time, else long prefills drown decodes.
     A step further off than `tolerance` times the usual deviation is pulled in to there: one hiccup (a page fault, a
     collected garbage) moves little, a lasting change widens the usual deviation and wins within some tens of steps.
     """
 
     def __init__(
-        self, prior: StepCost, *, forgetting: float = 0.99, prior_weight: float = 1e-3, tolerance: float = 4.0
+        self, prior: StepCost, *, forgetting: float = 0.98, prior_weight: float = 1e-3, tolerance: float = 4.0
     ) -> None:
         if not 0 < forgetting <= 1:
             raise ValueError("forgetting must be in (0, 1]")

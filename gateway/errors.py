@@ -84,7 +84,7 @@ _TYPES = {
     413: "invalid_request_error",
 }
 
-_REPLICA_PROBLEMS: dict[Fault, tuple[int, str, str, Outcome]] = {
+REPLICA_PROBLEMS: dict[Fault, tuple[int, str, str, Outcome]] = {
     Fault.CONNECT: (502, "replica_unreachable", "the engine could not be reached", Outcome.REPLICA_ERROR),
     Fault.STALE: (502, "replica_reset", "the engine closed the connection before answering", Outcome.REPLICA_ERROR),
     Fault.RESET: (502, "replica_reset", "the engine's answer broke off", Outcome.REPLICA_ERROR),
@@ -106,7 +106,7 @@ def of_replica(error: ReplicaError) -> Problem:
     """What the client is told of a failed engine: never the engine's address or its stack."""
     if error.fault is Fault.CLIENT:
         return _of_engine_refusal(error)
-    status, code, message, outcome = _REPLICA_PROBLEMS[error.fault]
+    status, code, message, outcome = REPLICA_PROBLEMS[error.fault]
     retry_after_s = None
     if error.fault is Fault.BACKPRESSURE:
         status = 429 if error.status == 429 else 503

@@ -99,14 +99,19 @@ class Home:
 
     @contextlib.contextmanager
     def sockets(self) -> Iterator[Path]:
-        """A private folder for Unix sockets: `run` in here, or a temporary one where that path would be too long."""
+        """A private folder for Unix sockets: `run` in here, or a temporary one where that path would be too long.
+
+        Raises `HomeError`. Only the holder of this home may ask.
+        """
         folder = self.path / "run"
-        is_temporary = len(os.fsencode(folder)) + _SOCKET_NAME_BYTES > _SOCKET_PATH_BYTES
-        if is_temporary:
-            folder = Path(tempfile.mkdtemp(prefix="warmlane-"))
-        else:
-            shutil.rmtree(folder, ignore_errors=True)  # what a killed run left
-            folder.mkdir(mode=0o700)
+        try:
+            if len(os.fsencode(folder)) + _SOCKET_NAME_BYTES > _SOCKET_PATH_BYTES:
+                folder = Path(tempfile.mkdtemp(prefix="warmlane-"))
+            else:
+                shutil.rmtree(folder, ignore_errors=True)  # what a killed run left
+                folder.mkdir(mode=0o700)
+        except OSError as error:
+            raise HomeError(f"no folder for sockets can be made at {folder}: {error.strerror}") from error
         try:
             yield folder
         finally:

@@ -4,6 +4,7 @@ Labels come from closed sets: configured models (others are `other`), lanes, out
 """
 
 from collections.abc import Callable, Iterable
+from typing import NamedTuple
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -19,6 +20,15 @@ OTHER_MODEL = "other"
 GaugeRows = Iterable[tuple[str, dict[str, str], float]]
 
 
+class MetricHelp(NamedTuple):
+    """One metric as the reference page shows it."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    meaning: str
+
+
 class Metrics:
     """One registry a process. `models` says which names may be labels; `gauges` is asked at each scrape."""
 
@@ -26,6 +36,7 @@ class Metrics:
         self._models = models
         disable_created_metrics()  # type: ignore[no-untyped-call]  # a second series for every counter that nobody alerts on
         self.registry = CollectorRegistry()
+        self._help: list[MetricHelp] = []
         lane = ["model", "lane"]
         self._requests = self._counter("warmlane_requests", "Requests by how they ended.", [*lane, "outcome"])
         self._refusals = self._counter("warmlane_limit_refusals", "Requests refused by a limit.", ["reason"])
@@ -68,14 +79,20 @@ class Metrics:
         if record.gateway_s is not None:
             self._overhead.observe(record.gateway_s)
 
+    def counted(self) -> list[MetricHelp]:
+        """What is counted from records, for the reference page."""
+        return self._help
+
     def text(self) -> bytes:
         """The exposition format."""
         return generate_latest(self.registry)
 
     def _counter(self, name: str, text: str, labels: list[str]) -> Counter:
+        self._help.append(MetricHelp(name + "_total", "counter", tuple(labels), text))
         return Counter(name, text, labels, registry=self.registry)
 
     def _histogram(self, name: str, text: str, labels: list[str], buckets: tuple[float, ...]) -> Histogram:
+        self._help.append(MetricHelp(name, "histogram", tuple(labels), text))
         return Histogram(name, text, labels, buckets=buckets, registry=self.registry)
 
 

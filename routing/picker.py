@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from cache_affinity.prefix import PrefixKey
 from routing.decision import Why
 from routing.replica import ROW_TOKENS, Replica
-from routing.ring import place, weight, work_bounds
+from routing.ring import LOAD_FACTOR, place, weight, work_bounds
 from routing.scorers import Row
 
 USEFUL_TOKENS = 64  # a smaller hit is block rounding
 USEFUL_SHARE = 0.25  # of the prompt: a smaller one is not worth giving up an even spread
+MEETING_SHARE = 0.25  # of its seats: so many requests may meet on a warm replica whatever the others have to do
 FASTER_FACTOR = 1.25  # a warm replica is left for one that answers this much sooner,
 FASTER_MS = 10.0  # and at least so much: leaving costs the fleet a second reading of the prompt
 _TIE_MS, _TIE_SHARE = 1.0, 0.02  # scores this close are the same
@@ -34,7 +35,7 @@ def pick(key: PrefixKey, prompt_tokens: int, replicas: Sequence[Replica], rows: 
         return chosen, Why.HOME if chosen == home else Why.NEXT_HOME, home
     bearable = field.not_overloaded(warm)
     if not bearable:
-        return field.spill(passed=field.best(warm))
+        return field.spill(warm)
     best = field.best(bearable)
     faster = field.within_bounds(below_ms=(field.scores[best] - FASTER_MS) / FASTER_FACTOR)
     if faster:
@@ -57,16 +58,16 @@ class _Field:
     def not_overloaded(self, warm: Sequence[int]) -> list[int]:
         """Those of `warm` whose hit makes up for the work they have.
 
-        Each hit token is a token of work it saves, and up to half its seats' worth of requests is never too much:
-        below that, requests meeting on one replica are what affinity is for.
+        Too much is `LOAD_FACTOR` times what the least loaded replica would have after reading the hit again, plus a
+        part of the seats: below that, requests meeting on one replica are what affinity is for.
         """
-        replicas, hits, bounds = self.replicas, self.hits, self.bounds
-        half = ROW_TOKENS / 2
+        replicas, hits = self.replicas, self.hits
+        least = min([replica.work_tokens for replica in replicas])
+        slack = MEETING_SHARE * ROW_TOKENS
         return [
             index
             for index in warm
-            if (excess := replicas[index].work_tokens - hits[index]) <= bounds[index]
-            or excess <= replicas[index].spec.seats * half
+            if replicas[index].work_tokens <= LOAD_FACTOR * (least + hits[index]) + slack * replicas[index].spec.seats
         ]
 
     def within_bounds(self, below_ms: float) -> list[int]:
@@ -76,7 +77,7 @@ class _Field:
         return [index for index in good if replicas[index].work_tokens <= bounds[index]]
 
     def best(self, among: Sequence[int]) -> int:
-        """The lowest score; of equal ones the largest hit, then the least work, then by hash of the whole prompt."""
+        """The lowest score; of equal ones the largest hit, then the least work, then by hash."""
         if len(among) == 1:
             return among[0]
         scores, hits, replicas = self.scores, self.hits, self.replicas
@@ -88,14 +89,19 @@ class _Field:
         tied = [index for index in tied if hits[index] == most]
         least = min([replicas[index].work_tokens for index in tied])
         tied = [index for index in tied if replicas[index].work_tokens == least]
-        seed = self.key.hashes[-1] if self.key.hashes else 0
-        return max(tied, key=lambda index: weight(seed, replicas[index]))
+        return max(tied, key=lambda index: weight(self.key.home, replicas[index]))
 
-    def spill(self, passed: int) -> Pick:
-        """Past overloaded warm replicas: to the best of those that hold at least something, else by hash."""
-        hits, bounds = self.hits, self.bounds
-        holding = [i for i, replica in enumerate(self.replicas) if hits[i] > 0 and replica.work_tokens <= bounds[i]]
+    def spill(self, warm: Sequence[int]) -> Pick:
+        """Past the warm replicas, all overloaded: to the best of those that hold at least something, else by hash.
+
+        The least loaded replica is not among the warm ones, or it would not be overloaded: there is somebody left.
+        """
+        passed = self.best(warm)
+        holding = self.not_overloaded([index for index, hit in enumerate(self.hits) if hit > 0])
         if holding:
             return self.best(holding), Why.SPILLED, passed
+        bounds = list(self.bounds)
+        for index in warm:
+            bounds[index] = -1.0
         chosen, _ = place(self.key, self.replicas, bounds)
         return chosen, Why.SPILLED_HOME, passed

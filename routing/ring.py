@@ -12,19 +12,10 @@ from cache_affinity.prefix import PrefixKey
 from routing.replica import ROW_TOKENS, Replica
 
 LOAD_FACTOR = 1.25  # a replica may have this many times the mean work of the others
-_HOME_BORDER = 1  # the second border: system prompt and first message, which all turns of a conversation share
-
-
-def home_seed(key: PrefixKey) -> int:
-    """What the prompt's order of replicas is drawn from; the same for all turns of a conversation."""
-    hashes = key.hashes
-    if len(hashes) > _HOME_BORDER:
-        return hashes[_HOME_BORDER]
-    return hashes[0] if hashes else 0
 
 
 def weight(seed: int, replica: Replica) -> int:
-    """The replica's weight for a prompt; the largest is its home."""
+    """The replica's weight for a prompt whose `home` is `seed`; the largest is its home."""
     return xxh3_64_intdigest(replica.name_bytes, seed)
 
 
@@ -42,7 +33,7 @@ def work_bounds(replicas: Sequence[Replica], factor: float = LOAD_FACTOR) -> lis
 
 def place(key: PrefixKey, replicas: Sequence[Replica], bounds: Sequence[float]) -> tuple[int, int]:
     """(index of the chosen, index of the home): the heaviest replica within its bound, and the heaviest of all."""
-    seed = home_seed(key)
+    seed = key.home
     chosen, home = -1, 0
     most, most_of_all = -1, -1
     for index, replica in enumerate(replicas):

@@ -75,14 +75,15 @@ def tokens_ahead(replica: Replica, uncached_tokens: int) -> int:
 
 def score(replicas: Iterable[Replica], key: PrefixKey, prompt_tokens: int, tokens_per_byte: float) -> tuple[Row, ...]:
     """The row of each replica, in order. One loop, not a call per term: it runs for every replica of every request."""
-    total_bytes = key.total_bytes
+    total_bytes, sizes, guess = key.total_bytes, key.sizes, 0
     rows: list[Row] = []
     for replica in replicas:
         ttft, shadow = replica.ttft, replica.shadow
         confidence = replica.confidence.value
-        hit_bytes = shadow.hit_bytes(key)
-        shadow_tokens = fused = 0
-        if hit_bytes:
+        num_held = shadow.num_held(key, guess)
+        hit_bytes = shadow_tokens = fused = 0
+        if num_held:
+            guess, hit_bytes = num_held, sizes[num_held - 1]
             shadow_tokens = int(hit_bytes * tokens_per_byte)
             fused = int(shadow_tokens * confidence)
         uncached = prompt_tokens - fused

@@ -39,10 +39,10 @@ class RunnerSettings:
     def __post_init__(self) -> None:
         if not 1 <= self.num_slots <= MAX_SLOTS:
             raise ValueError(f"llama.cpp keeps 1 to {MAX_SLOTS} sequences apart, not {self.num_slots}")
-        if not self.num_slots <= self.max_step_tokens <= self.kv_tokens:
+        if self.num_slots > min(self.max_step_tokens, self.kv_tokens):
             raise ValueError(
-                f"a step of {self.max_step_tokens} tokens must hold one of each of {self.num_slots} sequences "
-                f"and fit in {self.kv_tokens} KV tokens"
+                f"{self.num_slots} sequences need a token each in a step of {self.max_step_tokens} tokens "
+                f"and in {self.kv_tokens} KV tokens"
             )
         if self.kv_tokens > 1 << 24:
             raise ValueError(f"{self.kv_tokens} KV tokens are more than any machine holds")
@@ -131,7 +131,8 @@ class GgufRunner:
             )
         assert len({row.slot for row in rows}) == len(rows), "a slot has two rows in one step"
         num_tokens = sum(len(row.tokens) for row in rows)
-        assert num_tokens <= self.max_step_tokens, f"{num_tokens} tokens in a step of at most {self.max_step_tokens}"
+        most = min(self.max_step_tokens, self.kv_tokens)
+        assert num_tokens <= most, f"{num_tokens} tokens in a step of at most {most}"
 
     def _decode(self, step: int) -> None:
         """Run the filled batch. cffi lets other Python threads run meanwhile."""
@@ -167,8 +168,8 @@ def _open_context(model: GgufModel, settings: RunnerSettings) -> Any:
     params = library.c.llama_context_default_params()
     params.n_ctx = settings.kv_tokens
     params.n_seq_max = settings.num_slots
-    params.n_batch = settings.max_step_tokens
-    params.n_ubatch = min(settings.max_step_tokens, _MAX_UBATCH_TOKENS)
+    params.n_batch = min(settings.max_step_tokens, settings.kv_tokens)
+    params.n_ubatch = min(params.n_batch, _MAX_UBATCH_TOKENS)
     params.n_outputs_max = settings.num_slots
     params.n_threads = settings.threads
     params.n_threads_batch = settings.threads_batch

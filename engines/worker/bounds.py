@@ -99,7 +99,7 @@ def check_generation(request: ChatRequest | CompletionRequest, vocab_size: int) 
         lane=Lane.of_rank(request.priority or 0),
         salt=request.cache_salt or "",
         is_streaming=bool(request.stream),
-        include_usage=options is not None and bool(options.include_usage or options.continuous_usage_stats),
+        include_usage=options is not None and bool(options.include_usage),
         continuous_usage=options is not None and bool(options.continuous_usage_stats),
     )
 

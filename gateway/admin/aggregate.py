@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from prometheus_client.utils import floatToGoString
+
 
 def summed(objects: list[dict[str, Any]]) -> dict[str, Any]:
     """JSON objects merged key by key: numbers summed, objects merged, lists joined; of other values the first stays."""
@@ -40,4 +42,8 @@ def summed_exposition(texts: list[str]) -> str:
             lines[line] = ""
         else:
             lines[sample] = float(lines.get(sample, 0.0)) + float(value)
-    return "".join(f"{line}\n" if value == "" else f"{line} {value!r}\n" for line, value in lines.items())
+    return "".join(line + _written(value) + "\n" for line, value in lines.items())
+
+
+def _written(value: str | float) -> str:
+    return "" if isinstance(value, str) else f" {floatToGoString(value)}"  # type: ignore[no-untyped-call]

@@ -5,6 +5,7 @@ gateway that does not answer within the time is an error, never a wait.
 """
 
 import asyncio
+import ssl
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -31,18 +32,20 @@ class GatewayControl:
     def __init__(self, sockets: Callable[[], Sequence[Path]], *, timeout_s: float = TIMEOUT_S) -> None:
         self._sockets = sockets
         self._timeout_s = timeout_s
+        # There is no TLS on a Unix socket, and httpx would read all root certificates anew at every question.
+        self._no_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
 
     async def statistics(self) -> dict[str, Any]:
         """The gateways' statistics, numbers summed key by key. Raises `ControlError`."""
-        return summed([_object(answer) for answer in await self._ask_all("GET", "/statistics")])
+        return summed([_object(answer) for answer in await self._successes("GET", "/statistics")])
 
     async def queue(self) -> dict[str, Any]:
         """What waits in the lanes, numbers summed key by key. Raises `ControlError`."""
-        return summed([_object(answer) for answer in await self._ask_all("GET", "/queue")])
+        return summed([_object(answer) for answer in await self._successes("GET", "/queue")])
 
     async def metrics(self) -> str:
         """Prometheus text, samples of the same name and labels summed. Raises `ControlError`."""
-        return summed_exposition([answer.text for answer in await self._ask_all("GET", "/metrics")])
+        return summed_exposition([answer.text for answer in await self._successes("GET", "/metrics")])
 
     async def request(self, request_id: str) -> bytes | None:
         """The record of one request as JSON, None if no gateway remembers it. Raises `ControlError`."""
@@ -54,7 +57,7 @@ class GatewayControl:
 
     async def replicas(self) -> bytes:
         """The replicas as JSON `{data: […]}`, as the first gateway sees them. Raises `ControlError`."""
-        return (await self._ask_all("GET", "/replicas"))[0].content
+        return (await self._successes("GET", "/replicas"))[0].content
 
     async def drain(self, name: str) -> bytes | None:
         """Stop sending new work to a replica; its state as JSON, None if there is none of this name."""
@@ -76,13 +79,11 @@ class GatewayControl:
         Without a gateway there is nothing to do: each reads the store when it starts.
         """
         if self._sockets():
-            for answer in await self._ask_all("POST", "/directory/refresh"):
-                _expect_success(answer)
+            await self._successes("POST", "/directory/refresh")
 
     async def set_fleet(self, fleet: bytes) -> None:
         """Tell every gateway which replicas exist (JSON). Raises `ControlError`."""
-        for answer in await self._ask_all("PUT", "/fleet", fleet):
-            _expect_success(answer)
+        await self._successes("PUT", "/fleet", fleet)
 
     async def _first(self, method: str, path: str) -> bytes | None:
         """The first success; None if every gateway answers 404."""
@@ -91,12 +92,16 @@ class GatewayControl:
                 return _expect_success(answer).content
         return None
 
+    async def _successes(self, method: str, path: str, body: bytes | None = None) -> list[httpx.Response]:
+        """Every gateway's answer. Raises `ControlError` if one of them failed."""
+        return [_expect_success(answer) for answer in await self._ask_all(method, path, body)]
+
     async def _ask_all(self, method: str, path: str, body: bytes | None = None) -> list[httpx.Response]:
         return list(await asyncio.gather(*(self._ask(socket, method, path, body) for socket in self._running())))
 
     async def _ask(self, socket: Path, method: str, path: str, body: bytes | None = None) -> httpx.Response:
         # A connection for each question: a gateway that was restarted has left none of the old ones alive.
-        transport = httpx.AsyncHTTPTransport(uds=str(socket))
+        transport = httpx.AsyncHTTPTransport(verify=self._no_tls, uds=str(socket))
         headers = {"content-type": "application/json"} if body is not None else {}
         try:
             async with (
@@ -123,7 +128,7 @@ def _segment(value: str) -> str:
 
 def _object(answer: httpx.Response) -> dict[str, Any]:
     try:
-        return msgspec.json.decode(_expect_success(answer).content, type=dict[str, Any])
+        return msgspec.json.decode(answer.content, type=dict[str, Any])
     except msgspec.MsgspecError as error:
         raise ControlError("a gateway process answered with something that is not a JSON object") from error
 

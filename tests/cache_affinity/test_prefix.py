@@ -118,4 +118,16 @@ def test_a_bounded_key_is_the_head_of_the_unbounded(segments, max_borders):
 
 def test_no_segments_make_an_empty_key():
     """A prompt without content is a key without borders."""
-    assert prefix_key("m", "s", []) == PrefixKey((), (), 0)
+    key = prefix_key("m", "s", [])
+    assert (key.hashes, key.sizes, key.total_bytes) == ((), (), 0)
+    assert key.home == prefix_key("m", "s", iter(())).home
+
+
+def test_the_home_is_the_same_for_all_turns_and_differs_between_conversations():
+    """Gateways that share nothing find a conversation's home from it, however long the system prompt is."""
+    system = b"s" * 5000
+    first = prefix_key("m", "salt", [system, b"hello"])
+    assert first.home == prefix_key("m", "salt", [system, b"hello", b"answer", b"more"]).home
+    assert first.home != prefix_key("m", "salt", [system, b"hi"]).home
+    with_tools = prefix_key("m", "salt", [b"tools", system, b"hello"], home_segments=3)
+    assert with_tools.home == with_tools.hashes[-1]

@@ -175,6 +175,8 @@ class ShadowMachine(RuleBasedStateMachine):
         held = set(self.shadow._held)
         for key in self.keys:
             assert self.shadow.hit_bytes(key) == naive_hit(key, held)
+            num_held = sum(end <= self.shadow.hit_bytes(key) for end in key.sizes)
+            assert {self.shadow.num_held(key, guess) for guess in range(9)} == {num_held}
             assert all(parent in held or child not in held for parent, child in pairwise(key.hashes))
 
     @invariant()

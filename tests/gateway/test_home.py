@@ -86,6 +86,13 @@ def test_sockets_live_in_the_home_and_are_removed(home):
     assert not folder.exists()
 
 
+def test_a_folder_for_sockets_that_cannot_be_made_is_a_clear_error(home):
+    """A file stands in its place."""
+    (home.path / "run").write_text("")
+    with pytest.raises(HomeError, match="no folder for sockets"), home.sockets():
+        pass
+
+
 def test_a_long_home_path_gets_its_sockets_elsewhere(tmp_path):
     """The kernel takes about a hundred bytes of a socket's path."""
     home = Home(tmp_path / ("x" * 100))

@@ -5,9 +5,8 @@ from collections import Counter
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache_affinity.prefix import PrefixKey
 from routing.replica import ROW_TOKENS
-from routing.ring import LOAD_FACTOR, home_seed, place, weight, work_bounds
+from routing.ring import LOAD_FACTOR, place, weight, work_bounds
 from tests.routing.fleet import Fleet, key_of
 
 NO_BOUND = [float("inf")] * 64
@@ -49,17 +48,17 @@ def test_a_replica_that_goes_moves_only_its_own_sessions():
 
 def test_all_turns_of_a_conversation_have_one_home():
     """Later messages do not move it, and sessions that share a system prompt have homes of their own."""
-    first, later = key_of("system", "hello"), key_of("system", "hello", "answer", "more")
-    assert home_seed(first) == home_seed(later) != home_seed(key_of("system", "hi"))
-    assert home_seed(key_of("only")) == key_of("only").hashes[0]
-    assert home_seed(PrefixKey((), (), 0)) == 0
+    long = "system" * 1000
+    first, later = key_of(long, "hello"), key_of(long, "hello", "answer", "more")
+    assert first.home == later.home != key_of(long, "hi").home
+    assert key_of("only").home == key_of("only").hashes[-1]
 
 
 def test_a_home_with_more_than_its_share_is_passed_over():
     """Bounded load: the prompt goes to the next in its own order, always the same."""
     fleet = Fleet(4)
     replicas, key = fleet.pool.of_model("m"), key_of("system", "hello")
-    order = sorted(range(4), key=lambda index: -weight(home_seed(key), replicas[index]))
+    order = sorted(range(4), key=lambda index: -weight(key.home, replicas[index]))
     fleet.hold(replicas[order[0]].name, 5)
     assert place(key, replicas, work_bounds(replicas)) == (order[1], order[0])
 

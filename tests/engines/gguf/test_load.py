@@ -135,3 +135,27 @@ def test_weights_that_give_no_numbers_are_refused(demo_model, tmp_path):
         file.write(b"\xff" * 40_000_000)
     (outcome,) = _probe([tmp_path / "m.gguf"])
     assert outcome.endswith("its weights give no numbers.")
+
+
+def test_a_long_run_of_letters_does_not_overflow_a_recursive_pre_tokenizer(demo_model, tmp_path):
+    """With this pre-tokenizer llama.cpp itself dies of 30,000 letters on an 8 MB stack; smaller stacks sooner."""
+    head = header_only_copy(demo_model, tmp_path / "m.gguf")
+    at = head.index(b"smollm", head.index(b"tokenizer.ggml.pre"))
+    head[at : at + 6] = b"gpt-4o"
+    rewrite(demo_model, tmp_path / "m.gguf", head)
+    code = """
+import sys, threading
+from pathlib import Path
+from engines.gguf.library import open_library
+from engines.gguf.model import GgufModel
+model = GgufModel(Path(sys.argv[1]), open_library())
+threading.stack_size(2 << 20)
+for letter in "a1 !":
+    thread = threading.Thread(target=lambda: print(len(model.encode(letter * 200_000, special=False))))
+    thread.start()
+    thread.join()
+"""
+    command = [sys.executable, "-c", code, str(tmp_path / "m.gguf")]
+    done = subprocess.run(command, check=False, capture_output=True, text=True, timeout=50)
+    assert done.returncode == 0, done.stderr[-500:]
+    assert len(done.stdout.split()) == 4

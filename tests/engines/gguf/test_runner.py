@@ -173,6 +173,16 @@ def test_every_cell_can_be_used(model):
     runner.close()
 
 
+def test_a_step_budget_above_the_cells_is_harmless(model):
+    """Small caches are set without touching the step budget; a step is then bounded by the cells."""
+    tokens = tuple(model.encode("word " * 300, special=False)[:257])
+    with contextlib.closing(GgufRunner(model, RunnerSettings(4, 256, 512, 1, 1))) as runner:
+        assert runner.max_step_tokens == 512
+        with pytest.raises(AssertionError, match="at most 256"):
+            runner.execute(_plan(Row(0, 0, tokens, samples=True)))
+        assert runner.execute(_plan(Row(0, 0, tokens[:256], samples=True))).shape[0] == 1
+
+
 def test_holes_left_by_others_are_filled(model):
     """Cells come free in pieces; a long row must fit in the pieces."""
     tokens = tuple(model.encode("word " * 300, special=False)[:64])
@@ -244,7 +254,7 @@ def test_repr_tells_how_full_it_is(runner, prompts):
 
 @pytest.mark.parametrize(
     "sizes",
-    [(0, 256, 16, 1, 1), (257, 4096, 512, 1, 1), (8, 256, 4, 1, 1), (1, 8, 16, 1, 1), (1, (1 << 24) + 1, 16, 1, 1),
+    [(0, 256, 16, 1, 1), (257, 4096, 512, 1, 1), (8, 256, 4, 1, 1), (16, 8, 16, 1, 1), (1, (1 << 24) + 1, 16, 1, 1),
      (1, 256, 16, 0, 1), (1, 256, 16, 1, 513)],
 )  # fmt: skip
 def test_sizes_that_cannot_be_are_refused(sizes):

@@ -26,7 +26,6 @@ TRICKS = [
     "/health/live/",
     "/health/live//",
     "/health/live;/admin/v1/keys",
-    "/health/live\n",
     "/health",
     "/HEALTH/LIVE",
     "/admin/v1/keys/",
@@ -48,7 +47,7 @@ class Answer:
 
     def __init__(self, messages) -> None:
         self.status = messages[0]["status"]
-        self.headers = {name: value for name, value in messages[0]["headers"]}
+        self.headers = dict(messages[0]["headers"])
         self.body = b"".join(message.get("body", b"") for message in messages[1:])
 
     @property
@@ -56,7 +55,7 @@ class Answer:
         return json.loads(self.body)["error"]
 
 
-async def call(app, method: str, path: str, headers=(), body: bytes = b"", query: bytes = b"") -> Answer:
+async def call(app, method: str, path: str, headers=(), *, body: bytes = b"", query: bytes = b"") -> Answer:
     """One request exactly as spelled, without a client that tidies its path."""
     sent: list = []
     received = [{"type": "http.request", "body": body, "more_body": False}]
@@ -110,7 +109,7 @@ async def test_a_tenants_key_opens_no_admin_route(app, key, path):
         assert (await call(app, method, path, bearer(key["secret"].encode()))).status == 401
 
 
-@pytest.mark.parametrize("path", TRICKS)
+@pytest.mark.parametrize("path", [*TRICKS, "/health/live\n", "/admin/v1/keys\n"])
 async def test_no_spelling_of_a_path_comes_in_beside_the_lock(app, path):
     """The token is asked for before routing, so a path that is read differently later cannot matter."""
     for method in METHODS:
@@ -172,7 +171,7 @@ def test_a_token_that_nobody_could_send_is_refused_at_the_start(store, token):
 
 async def test_a_body_beyond_the_bound_is_413(app):
     """The supervisor must not be filled by a body."""
-    answer = await call(app, "POST", "/admin/v1/organizations", bearer(TOKEN), b"x" * (1024 * 1024 + 1))
+    answer = await call(app, "POST", "/admin/v1/organizations", bearer(TOKEN), body=b"x" * (1024 * 1024 + 1))
     assert answer.status == 413
     assert answer.error["code"] == "body_too_large"
 

@@ -146,7 +146,7 @@ BAD_BODIES = [
     ("projects", {"name": "a"}, "organization_id"),
     ("projects", {"name": "a", "organization_id": "org_none"}, "organization_id"),
     ("keys", {"name": "a", "project_id": "proj_none"}, "project_id"),
-    ("keys", {"name": "a", "project_id": "p", "roles": ["admin"]}, "roles[...]"),
+    ("keys", {"name": "a", "project_id": "p", "roles": ["admin"]}, "roles[0]"),
     ("keys", {"name": "a", "project_id": "p", "roles": []}, "roles"),
     ("keys", {"name": "a", "project_id": "p", "max_lane": "fast"}, "max_lane"),
     ("keys", {"name": "a", "project_id": "p", "max_lane": "bulk", "default_lane": "standard"}, "default_lane"),

@@ -1,0 +1,195 @@
+"""The admin commands against a real admin plane: what they do, what they print, how they fail."""
+
+import asyncio
+import json
+import re
+import socket
+
+import pytest
+import structlog
+import typer
+from typer.testing import CliRunner
+
+from gateway.admin.app import create_admin_app
+from gateway.admin.commands import mount
+from gateway.admin_listener import serving
+from policies.sqlite_store import SqliteStore
+
+TOKEN = "admin-token-0123456789"
+RECEIPT = {
+    "request_id": "req_1", "chosen": "a", "reason": "prefix",
+    "candidates": [{"replica": "a", "score_ms": 1.5, "hit_tokens": {"shadow": 7}, "terms_ms": {}, "filtered": None}],
+}  # fmt: skip
+
+app = typer.Typer()
+mount(app)
+
+
+@pytest.fixture
+async def url(tmp_path, gateway, control):
+    """A real admin plane on a port of its own, served while the test's command runs in a thread."""
+    gateway.will("GET", "/replicas", {"data": [{"name": "worker-0", "state": "ready", "seats": 8}]})
+    gateway.will("POST", "/replicas/worker-0/drain", {"name": "worker-0", "state": "draining"})
+    gateway.will("POST", "/replicas/worker-0/resume", {"name": "worker-0", "state": "ready"})
+    gateway.will("GET", "/requests/req_1/receipt", RECEIPT)
+    async with await SqliteStore.open(tmp_path / "store.sqlite3") as store:
+        listener = socket.create_server(("127.0.0.1", 0))
+        # Unconfigured, structlog would print the admin plane's log among the command's output.
+        with structlog.testing.capture_logs():
+            async with serving(create_admin_app(store, control, TOKEN), listener):
+                yield f"http://127.0.0.1:{listener.getsockname()[1]}"
+
+
+@pytest.fixture
+def warmlane(url, tmp_path, monkeypatch):
+    """Runs one command line; the answer has exit_code, stdout and stderr."""
+    monkeypatch.setenv("WARMLANE_ADMIN_URL", url)
+    monkeypatch.setenv("WARMLANE_ADMIN_TOKEN", TOKEN)
+    monkeypatch.setenv("WARMLANE_HOME", str(tmp_path))
+
+    async def run(*words: str):
+        return await asyncio.to_thread(CliRunner().invoke, app, list(words))
+
+    return run
+
+
+@pytest.fixture
+def made(warmlane):
+    """Runs a command that must succeed and answers its JSON."""
+
+    async def run(*words: str):
+        result = await warmlane(*words, "--json")
+        assert result.exit_code == 0, result.stderr
+        return json.loads(result.stdout)
+
+    return run
+
+
+@pytest.fixture
+async def project(made):
+    organization = await made("org", "create", "--name", "acme")
+    return await made("project", "create", "--org", organization["id"], "--name", "chat")
+
+
+async def test_from_nothing_to_a_key_and_its_end(made, project):
+    """The whole life of a key from a shell."""
+    key = await made("key", "create", "--project", project["id"], "--name", "laptop", "--max-lane", "standard")
+    assert key["secret"].startswith("wl-")
+    assert key["max_lane"] == "standard"
+    rotated = await made("key", "rotate", key["id"], "--overlap", "1h")
+    assert rotated["secret"] != key["secret"]
+    assert [one["id"] for one in (await made("key", "list", "--project", project["id"]))["data"]] == [key["id"]]
+    revoked = await made("key", "revoke", key["id"])
+    assert revoked["revoked_at"] is not None
+    assert (await made("org", "list"))["data"][0]["name"] == "acme"
+    assert (await made("project", "list", "--org", project["organization_id"]))["data"] == [project]
+
+
+async def test_a_key_can_be_made_to_expire(made, project):
+    """`--expires-in` counts from now."""
+    key = await made("key", "create", "--project", project["id"], "--name", "x", "--expires-in", "30d")
+    assert key["expires_at"] - key["created_at"] == pytest.approx(30 * 86400, abs=5)
+
+
+async def test_limits_are_set_and_read_by_either_level(made, warmlane, project, tmp_path):
+    """The id says which level it is; a document may come from a file."""
+    assert (await warmlane("limits", "get", project["id"])).stdout == "nothing is set: all is inherited\n"
+    document = {"rpm": 60, "concurrency": {"bulk": 4}}
+    assert await made("limits", "set", project["id"], json.dumps(document)) == document
+    assert await made("limits", "get", project["id"]) == document
+    file = tmp_path / "limits.json"
+    file.write_text('{"rpm": null}')
+    assert await made("limits", "set", project["organization_id"], "--file", str(file)) == {"rpm": None}
+
+
+async def test_replicas_are_listed_drained_and_resumed(made):
+    """What an operator does before an upgrade."""
+    assert (await made("replica", "list"))["data"][0]["name"] == "worker-0"
+    assert (await made("replica", "drain", "worker-0"))["state"] == "draining"
+    assert (await made("replica", "resume", "worker-0"))["state"] == "ready"
+
+
+async def test_a_receipt_is_shown(made, warmlane):
+    """The candidates are a table for people and plain JSON for scripts."""
+    assert await made("receipt", "req_1") == RECEIPT
+    shown = (await warmlane("receipt", "req_1")).stdout
+    assert re.search(r"^chosen +a$", shown, re.MULTILINE)
+    assert "score_ms" in shown
+
+
+async def test_tables_are_whole_lines_in_a_pipe(warmlane, made, project):
+    """What is piped must not be folded to a terminal's width, and brackets in a name are no markup."""
+    key = await made("key", "create", "--project", project["id"], "--name", "[bold]" + "x" * 100)
+    lines = (await warmlane("key", "list")).stdout.splitlines()
+    assert len(lines) == 2
+    assert lines[0].split()[:3] == ["id", "name", "prefix"]
+    assert lines[1].split()[:3] == [key["id"], "[bold]" + "x" * 100, key["prefix"]]
+    assert "2" in lines[1].split()[5][:1]
+
+
+@pytest.mark.parametrize("words", [("org", "list"), ("project", "list"), ("key", "list")])
+async def test_an_empty_list_says_so(warmlane, words):
+    """An empty table would look like a failure."""
+    assert (await warmlane(*words)).stdout.startswith("there are no ")
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("key", "revoke", "key_none"), "there is no key 'key_none'"),
+        (("key", "revoke", "../organizations"), "there is no such route"),
+        (("project", "create", "--org", "org_none", "--name", "x"), "there is no organization 'org_none'"),
+        (("org", "create", "--name", ""), "`$.name`"),
+        (("limits", "set", "proj_none", '{"rpm": NaN}'), "(rpm)"),
+        (("limits", "set", "proj_none", "{"), "not a limits document"),
+        (("limits", "set", "proj_none", "--file", "/nowhere"), "cannot read /nowhere"),
+        (("receipt", "req_none"), "no gateway knows the request 'req_none'"),
+        (("replica", "drain", "none"), "no gateway knows the replica 'none'"),
+        (("org", "list", "--token", "wrong"), "give the admin token"),
+        (("org", "list", "--url", "http://127.0.0.1:1"), "cannot be reached"),
+    ],
+)
+async def test_a_failure_is_one_sentence_and_exit_1(warmlane, words, sentence):
+    """No traceback, nothing on stdout, and the cause in one line."""
+    result = await warmlane(*words)
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert len(result.stderr.splitlines()) == 1
+    assert result.stderr.startswith("warmlane: ")
+    assert sentence in result.stderr
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("key", "create", "--project", "p"),
+        ("key", "create", "--project", "p", "--name", "x", "--max-lane", "fast"),
+        ("key", "create", "--project", "p", "--name", "x", "--expires-in", "soon"),
+        ("key", "rotate", "key_1", "--overlap", "-1"),
+        ("limits", "get", "key_1"),
+        ("limits", "set", "proj_1"),
+        ("limits", "set", "proj_1", "{}", "--file", "x"),
+        ("org", "rename"),
+        ("receipt",),
+    ],
+)
+async def test_bad_usage_is_exit_2(warmlane, words):
+    """A misspelt command must not be taken for a failure of the server."""
+    assert (await warmlane(*words)).exit_code == 2
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("org", "create"), ("org", "list"), ("project", "create"), ("project", "list"),
+        ("key", "create"), ("key", "list"), ("key", "revoke"), ("key", "rotate"),
+        ("limits", "get"), ("limits", "set"), ("replica", "list"), ("replica", "drain"),
+        ("replica", "resume"), ("receipt",),
+    ],
+)  # fmt: skip
+def test_every_command_has_help_with_an_example(words):
+    """People learn a command from its example."""
+    result = CliRunner().invoke(app, [*words, "--help"])
+    assert result.exit_code == 0
+    assert "Example: warmlane " + " ".join(words) in " ".join(result.stdout.split())
+    assert "--json" in result.stdout

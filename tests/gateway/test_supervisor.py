@@ -1,0 +1,362 @@
+"""`warmlane up` and `warmlane gateway` as processes, with fake workers: start, faults, and every way to end."""
+
+import fcntl
+import json
+import os
+import pty
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from contextlib import contextmanager
+
+import httpx
+import psutil
+import pytest
+
+from engines.launch.demo_model import DEMO_MODEL_NAME
+
+pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
+
+FAKE = """
+[gateway]
+drain_s = {drain_s}
+[[workers]]
+model = "fake-model"
+engine = "fake"
+count = 2
+"""
+PATIENCE_S = 60
+
+
+class Running:
+    """One `warmlane` process: its ready line, its log, its children."""
+
+    def __init__(self, process, stderr):
+        self.process = process
+        self.lines = []
+        self._news = threading.Condition()
+        self._reader = threading.Thread(target=self._read, args=(stderr,), daemon=True)
+        self._reader.start()
+        self.fields = {}
+        self.seen = {}
+
+    def _read(self, stream):
+        for line in stream:
+            with self._news:
+                self.lines.append(line)
+                self._news.notify_all()
+        with self._news:
+            self.lines.append("")
+            self._news.notify_all()
+
+    @property
+    def stderr(self):
+        """All that it said so far."""
+        return "".join(self.lines)
+
+    def until_logged(self, text):
+        """Wait until its stderr has this text."""
+        with self._news:
+            assert self._news.wait_for(lambda: text in self.stderr, PATIENCE_S), self.stderr
+
+    def until_ready(self):
+        """Wait for the ready line."""
+        line = self.process.stdout.readline()
+        assert line.startswith("ready "), f"{line!r}\n{self.stderr}"
+        self.fields = dict(part.split("=", 1) for part in line.split()[1:])
+        self.remember_children()
+        return self.fields
+
+    def remember_children(self):
+        """Look at its children now, to see later that they are gone."""
+        for child in psutil.Process(self.process.pid).children(recursive=True):
+            self.seen[child.pid] = child
+
+    def child(self, program):
+        """The first child that runs this module."""
+        self.remember_children()
+        return next(one for one in self.seen.values() if one.is_running() and program in " ".join(one.cmdline()))
+
+    def end(self, number=signal.SIGINT):
+        """Signal it and wait: its exit status, with nothing left behind."""
+        self.remember_children()
+        self.process.send_signal(number)
+        return self.exit_status()
+
+    def exit_status(self):
+        """Wait for its end; no child may be left, and nothing more on stdout."""
+        status = self.process.wait(PATIENCE_S)
+        self._reader.join(PATIENCE_S)
+        assert self.process.stdout.read() == ""
+        assert [one for one in self.seen.values() if one.is_running()] == []
+        return status
+
+    def chat(self, **body):
+        """A chat request with the demo key."""
+        return httpx.post(
+            f"{self.fields['url']}/chat/completions",
+            json={"model": "fake-model", "messages": [{"role": "user", "content": "hello"}], "max_tokens": 8, **body},
+            headers={"authorization": f"Bearer {self.fields['key']}"},
+            timeout=PATIENCE_S,
+        )
+
+    def admin(self, path, method="GET"):
+        """A question to the admin plane."""
+        answer = httpx.request(
+            method,
+            f"{self.fields['admin']}/admin/v1{path}",
+            headers={"authorization": f"Bearer {self.fields['admin_token']}"},
+            timeout=PATIENCE_S,
+        )
+        assert answer.status_code == 200, answer.text
+        return answer.json()
+
+    def until_replicas(self, wanted):
+        """Wait until the gateway sees these replicas: (name, state, generation)."""
+        deadline = time.monotonic() + PATIENCE_S
+        while True:
+            try:
+                found = [(one["name"], one["state"], one["generation"]) for one in self.admin("/replicas")["data"]]
+            except AssertionError:  # the gateway is just starting
+                found = []
+            if sorted(found) == wanted:
+                return
+            assert time.monotonic() < deadline, found
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def warmlane(tmp_path):
+    """Starts `warmlane` commands in one home; none outlives the test."""
+    started = []
+
+    def start(*words, config=FAKE, drain_s=5, env=None, stderr=None):
+        path = tmp_path / f"config-{len(started)}.toml"
+        path.write_text(config.format(drain_s=drain_s))
+        clean = {name: value for name, value in os.environ.items() if not name.startswith("WARMLANE_")}
+        process = subprocess.Popen(
+            [sys.executable, "-m", "gateway.cli", *words, "--config", str(path), "--port", "0", "--admin-port", "0"],
+            stdout=subprocess.PIPE,
+            stderr=stderr or subprocess.PIPE,
+            text=True,
+            env={**clean, "WARMLANE_HOME": str(tmp_path / "home"), **(env or {})},
+        )
+        running = Running(process, process.stderr or [])
+        started.append(running)
+        return running
+
+    yield start
+    for one in started:
+        if one.process.poll() is None:
+            one.process.kill()
+            one.process.wait()
+        for stream in (one.process.stdout, one.process.stderr):
+            if stream is not None:
+                stream.close()
+
+
+READY_BOTH = [("worker-1", "ready", 1), ("worker-2", "ready", 1)]
+
+
+def test_up_reaches_an_answer_and_ctrl_c_leaves_nothing(warmlane, tmp_path):
+    """The whole promise: one line, one key, an answer, a clean end."""
+    up = warmlane("up")
+    fields = up.until_ready()
+    assert list(fields) == ["url", "key", "model", "admin", "admin_token"]
+    demo = tmp_path / "home" / "demo.json"
+    assert json.loads(demo.read_text()) == fields
+    assert stat.S_IMODE(demo.stat().st_mode) == 0o600
+    answer = up.chat()
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["usage"]["completion_tokens"] > 0
+    up.until_replicas(READY_BOTH)
+    assert set(up.admin("/statistics")["in_flight"].values()) == {0}
+    assert len(up.seen) == 3
+    assert up.end(signal.SIGINT) == 0
+    assert "Traceback" not in up.stderr
+    assert not (tmp_path / "home" / "run").exists()
+
+
+def test_sigterm_ends_it_with_exit_0_and_the_key_lives_on(warmlane):
+    """A service manager stops it; a later start gives the same key and token."""
+    first = warmlane("up")
+    before = first.until_ready()
+    assert first.end(signal.SIGTERM) == 0
+    again = warmlane("up")
+    after = again.until_ready()
+    assert (after["key"], after["admin_token"]) == (before["key"], before["admin_token"])
+    (key,) = again.admin("/keys")["data"]
+    again.admin(f"/keys/{key['id']}", "DELETE")
+    assert again.chat().status_code == 401
+    assert again.end() == 0
+    last = warmlane("up")
+    assert last.until_ready()["key"] != before["key"]
+    assert last.chat().status_code == 200
+    assert last.end() == 0
+
+
+def test_a_killed_worker_is_started_again_and_the_gateway_knows(warmlane):
+    """The new process is another replica generation; requests go on."""
+    up = warmlane("up")
+    up.until_ready()
+    name = up.child("engines.worker")
+    name.kill()
+    up.until_logged('"event":"worker.lost"')
+    up.until_logged('"generation":2')
+    which = next(json.loads(line)["name"] for line in up.lines if '"event":"worker.lost"' in line)
+    up.until_replicas(sorted([(which, "ready", 2), *(one for one in READY_BOTH if one[0] != which)]))
+    assert [up.chat().status_code for _ in range(4)] == [200] * 4
+    assert up.end() == 0
+
+
+def test_a_killed_gateway_comes_back_on_its_port_with_its_fleet(warmlane):
+    """Clients keep their URL although any free port was asked for."""
+    up = warmlane("up")
+    up.until_ready()
+    up.child("gateway.process").kill()
+    up.until_logged('"event":"gateway.lost"')
+    up.until_replicas(READY_BOTH)
+    assert up.chat().status_code == 200
+    assert up.end() == 0
+
+
+def is_alive(process):
+    """Whether it still runs; an orphan that nobody reaps (a container without init) does not."""
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's tie is Linux'")
+def test_a_killed_supervisor_leaves_no_process(warmlane):
+    """After kill -9 the ports and the memory are free, and the next start works."""
+    up = warmlane("up")
+    up.until_ready()
+    up.process.kill()
+    up.process.wait()
+    deadline = time.monotonic() + PATIENCE_S
+    while any(map(is_alive, up.seen.values())):
+        assert time.monotonic() < deadline, up.seen
+        time.sleep(0.01)
+    again = warmlane("up")
+    again.until_ready()
+    assert again.end() == 0
+
+
+def test_a_second_up_in_the_same_home_is_refused(warmlane):
+    """And the first goes on."""
+    up = warmlane("up")
+    up.until_ready()
+    second = warmlane("up")
+    assert second.exit_status() == 1
+    assert f"another Warmlane (process {up.process.pid}) uses the home folder" in second.stderr
+    assert "Traceback" not in second.stderr
+    assert up.chat().status_code == 200
+    assert up.end() == 0
+
+
+@contextmanager
+def stalled_stream(up):
+    """A streaming answer whose client reads only its first bytes, so that it never ends by itself."""
+    host, port = up.fields["url"].removeprefix("http://").removesuffix("/v1").split(":")
+    body = json.dumps(
+        {"model": "fake-model", "stream": True, "max_tokens": 8000, "messages": [{"role": "user", "content": "x"}]}
+    )
+    with socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect((host, int(port)))
+        head = f"POST /v1/chat/completions HTTP/1.1\r\nhost: x\r\nauthorization: Bearer {up.fields['key']}\r\n"
+        client.sendall(f"{head}content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n{body}".encode())
+        assert client.recv(15) == b"HTTP/1.1 200 OK"
+        yield client
+
+
+def test_the_second_signal_ends_it_at_once(warmlane):
+    """A stalled client holds up a kind end for its whole drain time; a second Ctrl-C does not wait."""
+    up = warmlane("up", drain_s=3600)
+    up.until_ready()
+    with stalled_stream(up):
+        up.process.send_signal(signal.SIGINT)
+        up.until_logged("gateway.draining")
+        assert up.process.poll() is None
+        assert up.end(signal.SIGINT) == 0
+
+
+def test_the_drain_time_is_a_bound(warmlane):
+    """One signal, a client that never reads: the end comes after the drain time, with exit 0."""
+    up = warmlane("up", drain_s=0.2)
+    up.until_ready()
+    with stalled_stream(up):
+        assert up.end(signal.SIGTERM) == 0
+
+
+def test_workers_outlive_the_gateway_at_the_end(warmlane):
+    """Open streams drain through the gateway, so the engines must still be there."""
+    up = warmlane("up")
+    up.until_ready()
+    assert up.end() == 0
+    assert up.stderr.index("gateway.draining") < up.stderr.index("worker.draining")
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_before_it_is_ready_ends_it_with_exit_0(warmlane, number):
+    """Ctrl-C while the models load."""
+    up = warmlane("up")
+    up.until_logged(".started")
+    assert up.end(number) == 0
+    assert "Traceback" not in up.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_demo_model_is_fetched_ends_it_with_exit_0(warmlane, tmp_path, number):
+    """Nothing was started yet; here another start holds the lock of the fetch."""
+    models = tmp_path / "home" / "models"
+    models.mkdir(parents=True)
+    with (models / f"{DEMO_MODEL_NAME}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        up = warmlane("up", config="")
+        up.until_logged("waiting for another start")
+        assert up.end(number) == 0
+    assert "Traceback" not in up.stderr
+
+
+def test_a_corrupt_model_is_one_sentence(warmlane, tmp_path):
+    """The worker's own words, after a few tries, and nothing left."""
+    (tmp_path / "bad.gguf").write_bytes(b"GGUF" + bytes(100))
+    up = warmlane("up", config=f'[[workers]]\nmodel = "m"\npath = "{tmp_path / "bad.gguf"}"\n')
+    assert up.exit_status() == 1
+    sentence = up.stderr.strip().splitlines()[-1]
+    assert sentence.startswith("warmlane: worker-1 (model m) does not start: ")
+    assert "bad.gguf" in sentence
+    assert "Traceback" not in up.stderr
+
+
+def test_gateway_alone_starts_no_workers(warmlane):
+    """Its workers belong to another machine; the key is made all the same."""
+    gateway = warmlane("gateway", env={"WARMLANE_ADMIN_TOKEN": "a-token-of-my-own"})
+    fields = gateway.until_ready()
+    assert list(fields) == ["url", "key", "admin", "admin_token"]
+    assert fields["admin_token"] == "a-token-of-my-own"
+    assert len(gateway.seen) == 1
+    assert gateway.admin("/replicas")["data"] == []
+    assert gateway.end() == 0
+
+
+def test_a_terminal_gets_a_greeting_with_a_first_request(warmlane):
+    """For people; scripts read only the line."""
+    ours, theirs = pty.openpty()
+    try:
+        up = warmlane("up", stderr=theirs)
+        up.until_ready()
+        shown = b""
+        while b"Ctrl-C stops it" not in shown or b"Why is the sky blue?" not in shown:
+            shown += os.read(ours, 65536)
+        assert up.end() == 0
+    finally:
+        os.close(ours)
+        os.close(theirs)
