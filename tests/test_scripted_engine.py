@@ -204,9 +204,8 @@ async def test_a_crash_and_a_restart_on_the_same_port(engine, client):
     engine.script(answer("a", "b", gates={2: asyncio.Event()}))
     with pytest.raises(httpx.TransportError):
         async with client.stream("POST", CHAT, json=ASKING) as response:
-            await anext(response.aiter_text())
-            await engine.kill()
-            await response.aread()
+            async for _ in response.aiter_text():
+                await engine.kill()
     with pytest.raises(httpx.ConnectError):
         await client.post(CHAT, json={})
     port = engine.port

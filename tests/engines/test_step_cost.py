@@ -70,7 +70,9 @@ def test_terms_without_evidence_keep_the_prior():
     assert closeness(fitter, TRUE, ((1, 0), (8, 0), (16, 0))) < 0.06
 
 
-@pytest.mark.parametrize(("rows", "tokens", "seconds"), [(0, 0, 1.0), (1, 0, 0.0), (1, 0, -1.0), (1, 0, float("nan")), (1, 0, float("inf"))])
+@pytest.mark.parametrize(
+    ("rows", "tokens", "seconds"), [(0, 0, 1.0), (1, 0, 0.0), (1, 0, -1.0), (1, 0, float("nan")), (1, 0, float("inf"))]
+)
 def test_senseless_steps_are_ignored(rows, tokens, seconds):
     """A stepped clock must not teach anything."""
     fitter = StepCostFitter(PRIOR)

@@ -20,9 +20,7 @@ class Driven:
 
     def __init__(self, style="slots", *, num_slots=8, kv_tokens=512, eos_every=0, **settings):
         defaults = {"max_seqs": 4, "max_step_tokens": 64, "context_tokens": 256, "block_size": 4}
-        self.settings = SchedulerSettings(
-            **(defaults | settings), kv_tokens=kv_tokens, eos_ids=frozenset({IM_END})
-        )
+        self.settings = SchedulerSettings(**(defaults | settings), kv_tokens=kv_tokens, eos_ids=frozenset({IM_END}))
         self.holders = SlotHolders(num_slots, self.settings.block_size) if style == "slots" else None
         self.runner = FakeRunner(
             num_slots=num_slots,
@@ -92,4 +90,3 @@ class Driven:
 def words(*numbers: int) -> list[int]:
     """Distinct word tokens."""
     return [FIRST_WORD + 20 + number % 200 for number in numbers]
-

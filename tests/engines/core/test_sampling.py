@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engines.core.plan import EngineFault
-from engines.core.sampling import sample
+from engines.core.sampling import _pick, sample
 from engines.core.sequence import GenerateRequest, SamplingParams, Sequence
 
 VOCAB = 50
@@ -177,3 +177,18 @@ def test_logprobs_zero_and_more_than_the_vocabulary():
     (every,) = sample(logits([1.0, 0.0]), [sequence(logprobs=9, **GREEDY)], frozenset())
     assert none.logprob.top == ()
     assert [token for token, _ in every.logprob.top] == [0, 1]
+
+
+@given(
+    weights=st.lists(st.sampled_from([0.0, 0.0, 1.0, 0.25, 1e-30, 3e7]), min_size=1, max_size=900).filter(any),
+    uniform=st.one_of(st.floats(0, 1, exclude_max=True), st.sampled_from([0.0, 1 - 2**-53])),
+)
+@settings(max_examples=200, deadline=None)
+def test_a_draw_in_two_levels_never_takes_what_has_no_weight(weights, uniform):
+    """Barred tokens and whole stretches of them are passed over, at both ends of the range too."""
+    values = np.array(weights, dtype=np.float32)
+    index = _pick(values, uniform)
+    assert values[index] > 0
+    shares = np.cumsum(values, dtype=np.float64)
+    slack = 1e-9 * shares[-1]
+    assert shares[index] - values[index] - slack <= uniform * shares[-1] <= shares[index] + slack

@@ -8,7 +8,9 @@ from engines.core.sequence import TRANSITIONS, GenerateRequest, IllegalTransitio
 
 
 def sequence(state=SequenceState.WAITING, output=()):
-    made = Sequence(GenerateRequest("r", (1, 2, 3)), max_length=9, seed=0, order=(0, 0, 0.0, 1), tokens=[1, 2, 3, *output])
+    made = Sequence(
+        GenerateRequest("r", (1, 2, 3)), max_length=9, seed=0, order=(0, 0, 0.0, 1), tokens=[1, 2, 3, *output]
+    )
     made.state = state
     return made
 

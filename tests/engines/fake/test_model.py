@@ -21,7 +21,11 @@ def test_is_a_text_model():
     assert model.eos_ids == {BOS, IM_END}
 
 
-@given(st.lists(st.one_of(st.text(max_size=12), st.sampled_from([*SPECIALS, " the", "time", "[[say ", "]]", "user\n"]))).map("".join))
+@given(
+    st.lists(
+        st.one_of(st.text(max_size=12), st.sampled_from([*SPECIALS, " the", "time", "[[say ", "]]", "user\n"]))
+    ).map("".join)
+)
 @settings(max_examples=300, deadline=None)
 def test_any_text_round_trips(text):
     """Plain encoding loses nothing, special-token text included, and never makes a control token."""
