@@ -138,7 +138,7 @@ class Control:
         if tenant is None:
             raise ClientError("no project of this id has a key", param="project_id", status=404, code="not_found")
         model = self._parts.models.resolve(request.model, tenant)
-        key = prefix_key(model, tenant.cache_salt, request.segments)
+        key = prefix_key(model, tenant.cache_salt, request.segments, home_segments=request.home_segments)
         return RouteQuery(model, key, Lane(asked.lane), tenant.project_id, request.max_output_tokens or 0)
 
 

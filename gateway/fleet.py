@@ -138,7 +138,7 @@ class Fleet:
         adapter = adapter_for(announced.engine)
         before = self._pool.get(announced.name)
         url = before.spec.url if before is not None else None
-        self._pool.upsert(_spec(announced, adapter), self._clock())
+        replica = self._pool.upsert(_spec(announced, adapter), self._clock())
         known = self._connections.get(announced.name)
         if known is not None and url == announced.url:
             known.upstream_model = announced.upstream_model or announced.model
@@ -154,7 +154,7 @@ class Fleet:
                 probes=ProbeHistory(),
                 load=LoadReport(),
             )
-        if is_announced:
+        if is_announced and replica.state in {ReplicaState.JOINING, ReplicaState.LOST}:
             self._pool.move(announced.name, ReplicaState.READY)  # the supervisor announces what answered its probe
         self._models = frozenset(self._pool.models())
 

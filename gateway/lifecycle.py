@@ -128,7 +128,7 @@ class Lifecycle:
         call.headers.append((b"x-warmlane-lane", lane.value.encode()))
         call.deadline = read_deadline(call.incoming)
         call.traceparent = read_traceparent(call.incoming)
-        key = prefix_key(model, principal.tenant.cache_salt, request.segments)
+        key = prefix_key(model, principal.tenant.cache_salt, request.segments, home_segments=request.home_segments)
         query = RouteQuery(model, key, lane, principal.tenant.project_id, request.max_output_tokens or 0)
         with self._reserve(principal, lane, call.headers):
             if request.is_streaming:
@@ -194,7 +194,7 @@ class Lifecycle:
         story.attempts += 1
         story.decision = turn.decision
         story.queued_s = (story.queued_s or 0.0) + turn.queued_s
-        relay = self._relay(call, story.request)
+        relay = self._relay(call, story.request, turn)
         story.relayed = relay.relayed
         story.sent_at = sent_at = parts.clock()
         self.num_relaying += 1
@@ -222,7 +222,7 @@ class Lifecycle:
         headers = replica.adapter.headers(steering, replica.api_key)
         return replica.upstream.send(request.surface.value, headers, body, relay)
 
-    def _relay(self, call: _Call, request: InferenceRequest) -> Relay:
+    def _relay(self, call: _Call, request: InferenceRequest, turn: Turn) -> Relay:
         timeouts = self._parts.settings.timeouts
         first_token_s = timeouts.first_token_s if request.is_streaming else timeouts.total_s
         if call.deadline is not None:
@@ -234,6 +234,7 @@ class Lifecycle:
             call.sink,
             timeouts,
             first_token_s,
+            on_first=turn.lease.prefilled,
             wants_usage=request.wants_usage,
             num_choices=request.num_choices,
         )

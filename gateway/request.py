@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Raw
@@ -29,7 +29,8 @@ class InferenceRequest:
     """A request whose shape is known to be sound.
 
     `fields`: the body's top level, nested values as the client wrote them. `segments`: the canonical prompt, one
-    piece a tool block or message. `num_choices`: answers that one request gets (`n`, times the prompts of a list).
+    piece a tool block or message. `home_segments`: how many of them all turns of a conversation share (up to the
+    first user message): they choose a cold prompt's home. `num_choices`: answers to one request, `n` for each prompt.
     `tier_lane`: what `service_tier` asks for. `max_output_tokens`: for all choices.
     """
 
@@ -37,6 +38,7 @@ class InferenceRequest:
     model: str
     fields: dict[str, Raw]
     segments: tuple[bytes, ...]
+    home_segments: int
     is_streaming: bool
     wants_usage: bool
     num_choices: int
@@ -62,6 +64,12 @@ class _Message(msgspec.Struct):
 
 class _StreamOptions(msgspec.Struct):
     include_usage: bool | None = None
+
+
+class _Prompt(NamedTuple):
+    segments: tuple[bytes, ...]
+    home_segments: int
+    num_prompts: int
 
 
 _MAX_OUTPUT = 10_000_000  # chosen: above every engine's context, below every engine's integers
@@ -121,13 +129,14 @@ def read(surface: Surface, body: bytes) -> InferenceRequest:
     if options is not None and not is_streaming:
         raise ClientError("stream_options is only allowed when stream is true", param="stream_options")
     tier = _typed(fields, "service_tier", _tier)
-    segments, num_prompts = _chat_segments(fields) if surface is Surface.CHAT else _completion_segments(fields)
-    num_choices = num_prompts * (_typed(fields, "n", _count) or 1)
+    prompt = _chat_prompt(fields) if surface is Surface.CHAT else _completion_prompt(fields)
+    num_choices = prompt.num_prompts * (_typed(fields, "n", _count) or 1)
     return InferenceRequest(
         surface=surface,
         model=model,
         fields=fields,
-        segments=segments,
+        segments=prompt.segments,
+        home_segments=prompt.home_segments,
         is_streaming=is_streaming,
         wants_usage=bool(options and options.include_usage),
         num_choices=num_choices,
@@ -202,15 +211,16 @@ def _output_bound(fields: dict[str, Raw], num_choices: int) -> int | None:
     return bound * num_choices if bound else None
 
 
-def _chat_segments(fields: dict[str, Raw]) -> tuple[tuple[bytes, ...], int]:
-    """Tools first (templates put them into the system part), then one piece a message; and 1, for one prompt."""
+def _chat_prompt(fields: dict[str, Raw]) -> _Prompt:
+    """Tools first (templates put them into the system part), then one piece a message."""
     messages = _typed(fields, "messages", _messages_decoder.decode)
     if not messages:
         raise ClientError("messages must be a list of at least one message", param="messages")
     segments = [b"tools\x1f" + bytes(fields["tools"])] if "tools" in fields else []
-    for index, message in enumerate(messages):
-        segments.append(_message_bytes(message, index))
-    return tuple(segments), 1
+    num_tools = len(segments)
+    segments += [_message_bytes(message, index) for index, message in enumerate(messages)]
+    first_user = next((index for index, message in enumerate(messages) if message.role == "user"), 0)
+    return _Prompt(tuple(segments), num_tools + first_user + 1, 1)
 
 
 def _message_bytes(message: _Message, index: int) -> bytes:
@@ -245,13 +255,14 @@ def _check_media(part: dict[str, Any], where: str) -> None:
             raise ClientError(f"{where}: media must be inline as a data: URL", param="messages")
 
 
-def _completion_segments(fields: dict[str, Raw]) -> tuple[tuple[bytes, ...], int]:
-    """The prompt, and how many prompts it is: a list of strings or of token lists is several."""
+def _completion_prompt(fields: dict[str, Raw]) -> _Prompt:
+    """The prompt as it came; a list of strings or of token lists is several prompts."""
     prompt = _typed(fields, "prompt", _prompt)
     if prompt is None or prompt == []:
         raise ClientError("prompt must be a string, a list of strings or token ids", param="prompt")
     if isinstance(prompt, str):
-        return (prompt.encode(),), 1
-    if len(prompt) > _MAX_PROMPTS and not isinstance(prompt[0], int):
-        raise ClientError(f"prompt may hold at most {_MAX_PROMPTS} prompts, got {len(prompt)}", param="prompt")
-    return (bytes(fields["prompt"]),), 1 if isinstance(prompt[0], int) else len(prompt)
+        return _Prompt((prompt.encode(),), 1, 1)
+    num_prompts = 1 if isinstance(prompt[0], int) else len(prompt)
+    if num_prompts > _MAX_PROMPTS:
+        raise ClientError(f"prompt may hold at most {_MAX_PROMPTS} prompts, got {num_prompts}", param="prompt")
+    return _Prompt((bytes(fields["prompt"]),), 1, num_prompts)

@@ -4,6 +4,8 @@ Usage is always read, and passed on only to a client that asked. The role chunk 
 that an attempt on another replica cannot repeat it. A stream that ends early is a fault, never a success.
 """
 
+from collections.abc import Callable
+
 import msgspec
 
 from engines.contract import Fault, ReplicaError
@@ -26,10 +28,13 @@ class StreamRelay(Relay):
         timeouts: TimeoutSection,
         first_token_s: float,
         *,
+        on_first: Callable[[], None],
         wants_usage: bool,
         num_choices: int,
     ) -> None:
+        """`on_first`: called once, at the first content: the prompt has been read."""
         super().__init__(answer, sink, timeouts, first_token_s)
+        self._on_first = on_first
         self._events = sse.EventReader()
         self._wants_usage = wants_usage
         self._unfinished = set(range(num_choices))
@@ -72,6 +77,7 @@ class StreamRelay(Relay):
         relayed = self.relayed
         if relayed.first_content_at is None or relayed.last_content_at is None:
             relayed.first_content_at = now
+            self._on_first()
         else:
             relayed.max_gap_s = max(relayed.max_gap_s, now - relayed.last_content_at)
         relayed.last_content_at = now

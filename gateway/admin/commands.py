@@ -218,7 +218,7 @@ def list_replicas(url: Url = None, token: Token = None, as_json: AsJson = False)
         answer = client.ask("GET", "/replicas")
     if as_json:
         return write_json(answer)
-    items = answer.get("data", []) if isinstance(answer, dict) else answer
+    items = answer.get("data", [])
     columns = tuple(dict.fromkeys(name for item in items for name in item))
     return write_table(items, columns, empty="there are no replicas")
 

@@ -12,6 +12,7 @@ import msgspec
 
 TIMEOUT_S = 30.0  # chosen: the admin plane gives up on a gateway after 2 s
 DEFAULT_HOME = ".warmlane"
+_LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
 
 
 class CommandFailed(Exception):
@@ -52,9 +53,19 @@ def find_connection(url: str | None, token: str | None, environment: Mapping[str
         )
     if not token:
         raise CommandFailed("no admin token is known: give --token or WARMLANE_ADMIN_TOKEN")
-    if not url.startswith(("http://", "https://")):
-        raise CommandFailed(f"the admin URL must begin with http:// or https://, not {url!r}")
+    _check(url, token)
     return Connection(url.rstrip("/").removesuffix("/admin/v1"), token)
+
+
+def _check(url: str, token: str) -> None:
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise CommandFailed(f"the admin URL {url!r} cannot be read: {error}") from error
+    if parsed.scheme not in {"http", "https"} or not parsed.host:
+        raise CommandFailed(f"the admin URL must begin with http:// or https:// and name a host, not {url!r}")
+    if not (token.isascii() and token.isprintable()):
+        raise CommandFailed("the admin token must be visible ASCII characters")
 
 
 def _demo(path: Path) -> _Demo | None:
@@ -75,20 +86,20 @@ class AdminClient:
             headers={"authorization": f"Bearer {connection.token}"},
             timeout=TIMEOUT_S,
             transport=transport,
+            trust_env=httpx.URL(connection.url).host
+            not in _LOOPBACK,  # the token must not pass a proxy on its way home
         )
         self._url = connection.url
 
-    def ask(self, method: str, path: str, *, body: Any = None, query: dict[str, Any] | None = None) -> Any:
-        """The JSON answer. `body`: a value to send as JSON, or bytes that are JSON already."""
+    def ask(self, method: str, path: str, *, body: Any = None, query: dict[str, Any] | None = None) -> dict[str, Any]:
+        """The JSON object answered. `body`: a value to send as JSON, or bytes that are JSON already."""
         content = body if body is None or isinstance(body, bytes) else msgspec.json.encode(body)
         try:
             answer = self._client.request(method, path, content=content, params=query)
         except httpx.TransportError as error:
             raise CommandFailed(f"the admin plane at {self._url} cannot be reached: {error or 'no answer'}") from error
-        except (httpx.InvalidURL, UnicodeEncodeError) as error:
-            raise CommandFailed(f"the admin plane cannot be asked: {error}") from error
         try:
-            value = msgspec.json.decode(answer.content)
+            value = msgspec.json.decode(answer.content, type=dict[str, Any])
         except msgspec.MsgspecError as error:
             raise CommandFailed(
                 f"{self._url} did not answer like an admin plane (status {answer.status_code})"
@@ -103,7 +114,7 @@ class AdminClient:
         after: str | None = None
         while True:
             page = self.ask("GET", path, query={**(query or {}), "limit": 1000, **({"after": after} if after else {})})
-            items += page["data"]
+            items += page.get("data") or []
             after = page.get("next_cursor")
             if not after:
                 return items
@@ -115,8 +126,8 @@ class AdminClient:
         self._client.close()
 
 
-def _sentence(value: Any, status: int) -> str:
-    error = value.get("error") if isinstance(value, dict) else None
+def _sentence(value: dict[str, Any], status: int) -> str:
+    error = value.get("error")
     message = error.get("message") if isinstance(error, dict) else None
     if not isinstance(message, str):
         return f"the admin plane answered with status {status}"

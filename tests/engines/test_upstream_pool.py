@@ -219,7 +219,7 @@ class TestBounds:
 
     async def test_waiting_too_long_is_pool_exhausted(self, engine, pool_of):
         """Waiting is bounded in time, and the others are not disturbed."""
-        pool = pool_of(max_connections=1, connect_s=0.05)
+        pool = pool_of(max_connections=1, connect_s=0.3)
         gate = asyncio.Event()
         engine.script(answer("a", hold_head=gate))
         first = send(pool)

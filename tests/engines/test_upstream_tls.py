@@ -14,7 +14,22 @@ from engines.upstream import Upstream, UpstreamLimits
 from tests.engines.upstream_kit import BODY, CHAT, RecordingSink, raw_server
 from tests.scripted_engine import within_patience
 
-OPENSSL = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1"]
+OPENSSL = [
+    "openssl",
+    "req",
+    "-x509",
+    "-newkey",
+    "ec",
+    "-pkeyopt",
+    "ec_paramgen_curve:prime256v1",
+    "-nodes",
+    "-days",
+    "2",
+    "-subj",
+    "/CN=localhost",
+    "-addext",
+    "subjectAltName=DNS:localhost,IP:127.0.0.1",
+]
 
 
 @pytest.fixture(scope="session")

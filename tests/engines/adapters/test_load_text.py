@@ -1,7 +1,7 @@
 """Reading an engine's load out of Prometheus text."""
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from engines.adapters import ADAPTERS, adapter_for
@@ -57,6 +57,7 @@ def test_a_ratio_over_one_is_full():
     assert adapter_for("vllm").read_load(b"vllm:kv_cache_usage_perc 1.5").kv_used_ratio == 1.0
 
 
+@settings(max_examples=100, deadline=None)
 @given(
     body=st.binary(max_size=200) | st.builds(lambda tail: b"vllm:num_requests_running" + tail, st.binary(max_size=40))
 )

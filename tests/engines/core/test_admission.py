@@ -80,5 +80,5 @@ def test_arrival_is_never_later_than_now():
 )
 def test_settings_that_cannot_work_are_refused(changes):
     """A misconfigured worker says so at start, not in its first step."""
-    with pytest.raises(ValueError, match="must|less|holds"):
+    with pytest.raises(ValueError, match=r"must|less|holds"):
         settings(**changes)

@@ -8,7 +8,8 @@ import pytest
 
 from engines.fake.model import SPECIALS
 from engines.worker.app import build_app
-from tests.engines.worker.scripted import eventually
+from engines.worker.generate import GenerateEndpoint
+from tests.engines.worker.scripted import AsgiConnection, eventually
 
 
 def chat(text="Please [[say hello world]] now", **fields):
@@ -380,3 +381,56 @@ async def test_an_unhealthy_engine_is_told_by_health_and_requests(service, clien
     await asyncio.to_thread(service.loaded.engine.stop)
     assert (await client.get("/health")).status_code == 503
     assert (await post(client, chat(), status=503)).json()["error"]["code"] == "unhealthy"
+
+
+async def test_a_client_that_stops_reading_is_given_up(make_service):
+    """Its sequence ends at a bound of pieces; should it read again, it is told why."""
+    service = make_service({"max_pending": 5, "default_max_tokens": 4000}, fake_eos_every=0)
+    may_read = asyncio.Event()
+
+    class SlowConnection(AsgiConnection):
+        async def send(self, message):
+            await super().send(message)
+            if len(self.sent) > 3:
+                await may_read.wait()
+
+    connection = SlowConnection(msgspec.json.encode(chat("x", stream=True)))
+    endpoint = GenerateEndpoint(service, service.chat)
+    answering = asyncio.ensure_future(endpoint(connection.scope, connection.receive, connection.send))
+    await eventually(lambda: len(connection.sent) > 3 and service.link.num_open == 0)
+    await eventually(lambda: service.loaded.engine.num_open == 0)
+    assert service.loaded.engine.load().generation_tokens < 4000
+    may_read.set()
+    await answering
+    assert b'"code":503' in connection.body
+    assert b"reads too slowly" in connection.body
+    assert b"[DONE]" not in connection.body
+
+
+async def test_a_slow_client_that_leaves_ends_its_request(make_service):
+    """Also while a write waits for it."""
+    service = make_service({"default_max_tokens": 4000}, fake_eos_every=0)
+
+    class StuckConnection(AsgiConnection):
+        async def send(self, message):
+            await super().send(message)
+            await asyncio.Event().wait()
+
+    connection = StuckConnection(msgspec.json.encode(chat("x", stream=True)))
+    endpoint = GenerateEndpoint(service, service.chat)
+    answering = asyncio.ensure_future(endpoint(connection.scope, connection.receive, connection.send))
+    await eventually(lambda: connection.sent)
+    connection.leave()
+    await answering
+    assert service.num_requests == 0
+    await eventually(lambda: service.loaded.engine.num_open == 0)
+
+
+async def test_a_fault_of_ours_is_a_500_in_openais_shape(service, monkeypatch):
+    """It is counted and logged as failed, and nothing stays open."""
+    monkeypatch.setattr(service.chat, "prepare", lambda _: 1 / 0)
+    transport = httpx.ASGITransport(build_app(service), raise_app_exceptions=False)
+    async with httpx.AsyncClient(transport=transport, base_url="http://w") as client:
+        error = (await post(client, chat(), status=500)).json()["error"]
+    assert (error["type"], error["code"]) == ("server_error", "internal_error")
+    assert b'outcome="failed"} 1.0' in service.metrics.exposition()

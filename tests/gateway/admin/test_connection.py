@@ -41,7 +41,15 @@ def test_a_url_may_be_given_with_or_without_the_api_path(url):
 
 @pytest.mark.parametrize(
     ("url", "token", "sentence"),
-    [(None, None, "no admin plane is known"), ("http://a", None, "no admin token"), ("a:8081", "t", "must begin with")],
+    [
+        (None, None, "no admin plane is known"),
+        ("http://a", None, "no admin token"),
+        ("a:8081", "t", "must begin with"),
+        ("http://", "t", "name a host"),
+        ("http://a:b", "t", "cannot be read"),
+        ("http://a", "t\n", "visible ASCII"),
+        ("http://a", "é", "visible ASCII"),
+    ],
 )
 def test_what_is_missing_is_said(tmp_path, url, token, sentence):
     """A person must learn what to give."""
@@ -66,7 +74,8 @@ def client(answer) -> AdminClient:
         (400, b'{"error": {"message": "name is too long", "param": "name"}}', "name is too long"),
         (400, b'{"error": {"message": "it is too long", "param": "name"}}', r"it is too long \(name\)"),
         (500, b'{"error": "x"}', "answered with status 500"),
-        (500, b"[]", "answered with status 500"),
+        (500, b"{}", "answered with status 500"),
+        (200, b"[]", "did not answer like an admin plane"),
         (200, b"<html>", "did not answer like an admin plane"),
         (502, b"", "did not answer like an admin plane"),
     ],
