@@ -8,6 +8,8 @@ from dataclasses import dataclass
 
 Vector = tuple[float, float, float]
 
+_AGEING = 30  # steps by which an unusual one ages the past: a hiccup halves it, three in a row all but end it; chosen
+
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
@@ -28,8 +30,8 @@ class StepCostFitter:
     `prior`: believed when cold, and for terms that the traffic does not show (no prefill for an hour); it weighs as
     much as `prior_weight` recent steps and does not fade. `forgetting`: weight of the past per step; 0.98 remembers
     about 50 steps. Errors count relative to the step's modelled time, else long prefills drown decodes.
-    A step further off than `tolerance` times the usual deviation is pulled in to there: one hiccup (a page fault, a
-    collected garbage) moves little, a lasting change widens the usual deviation and wins within some tens of steps.
+    A step further off than `tolerance` times the usual deviation is pulled in to there, and ages the past: one hiccup
+    (a page fault, a garbage collection) moves little, a lasting change is believed within some tens of steps.
     """
 
     def __init__(
@@ -64,31 +66,37 @@ class StepCostFitter:
         if rows + prefill_tokens <= 0 or not 0 < seconds < float("inf"):
             return
         modelled = self._cost.seconds(rows, prefill_tokens)
+        fade = self._forgetting
         if self._num_observations and modelled > 0:
-            seconds = self._pull_in(seconds, modelled)
+            usual = self._pull_in(seconds, modelled)
+            fade = fade if usual == seconds else fade**_AGEING
+            seconds = usual
         x: Vector = (1.0, float(rows), float(prefill_tokens))
         weight = 1 / max(modelled, seconds, 1e-9) ** 2
         for i in range(3):
             for j in range(3):
-                self._moments[i][j] = self._forgetting * self._moments[i][j] + weight * x[i] * x[j]
-            self._products[i] = self._forgetting * self._products[i] + weight * x[i] * seconds
+                self._moments[i][j] = fade * self._moments[i][j] + weight * x[i] * x[j]
+            self._products[i] = fade * self._products[i] + weight * x[i] * seconds
         self._num_observations += 1
-        self._num_remembered = self._forgetting * self._num_remembered + 1
+        self._num_remembered = fade * self._num_remembered + 1
         self._cost = self._solve()
 
     def _pull_in(self, seconds: float, modelled: float) -> float:
         """`seconds`, or the edge of what is usual; learns what is usual from the pulled-in error, so it can widen."""
         error = seconds / modelled - 1
         edge = self._tolerance * max(self._deviation, 0.02)  # 2%: timers and rounding are never better; chosen
-        error = max(-edge, min(edge, error))
-        self._deviation += 0.1 * (abs(error) - self._deviation)
-        return max(modelled * (1 + error), 0.0)
+        pulled = max(-edge, min(edge, error))
+        self._deviation += 0.1 * (abs(pulled) - self._deviation)
+        return seconds if pulled == error else max(modelled * (1 + pulled), 0.0)
 
     def _solve(self) -> StepCost:
         """The non-negative minimum: of the subsets of terms that may be zero, the feasible one with the least error."""
         moments, products = self._with_prior()
+        free = _solve_subset(moments, products, [0, 1, 2])
+        if free is not None and min(free) >= 0:
+            return StepCost(*free)
         best: tuple[float, Vector] | None = None
-        for mask in range(1, 8):
+        for mask in range(1, 7):
             kept = [i for i in range(3) if mask >> i & 1]
             values = _solve_subset(moments, products, kept)
             if values is None or min(values) < 0:

@@ -28,6 +28,7 @@ class AsgiSink:
         self._is_over = False
         self._watcher: SinkWatcher | None = None
         self._on_gone: Callable[[], object] | None = None
+        self._delivery: asyncio.Task[Any] | None = None
         self.is_gone = False
 
     def start(self, status: int, headers: Headers, length: int | None) -> None:
@@ -52,8 +53,11 @@ class AsgiSink:
         self._finish()
 
     def abort(self) -> None:
-        """End without a last message: the server closes the connection."""
-        self._finish()
+        """Give up on the client: whoever answers it is told that it is gone, and the server closes the connection."""
+        if not self._is_over:
+            self.leave()
+            if self._delivery is not None:
+                self._delivery.cancel()  # it may be waiting for a client that never reads
 
     def watch(self, watcher: SinkWatcher | None) -> None:
         """Who is told of a slow client."""
@@ -78,7 +82,8 @@ class AsgiSink:
         self._finish()
 
     async def deliver(self, send: Send) -> None:
-        """Send everything until the end."""
+        """Send everything until the end. Runs in a task of its own, which `abort` cancels."""
+        self._delivery = asyncio.current_task()
         while (message := await self._messages.get()) is not None:
             await send(message)
             self._waiting_bytes -= len(message.get("body", b""))
@@ -97,6 +102,10 @@ class AsgiSink:
             self._messages.put_nowait(None)
 
 
+class _TooLarge(Exception):
+    """The body passed the limit."""
+
+
 class InferenceRoute:
     """An ASGI app that runs the lifecycle for one path."""
 
@@ -107,35 +116,48 @@ class InferenceRoute:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the body within its limit, then serve, watching for the client to leave."""
-        sink = AsgiSink()
-        body = await self._read(receive)
+        try:
+            body = await self._read(receive)
+        except _TooLarge:
+            await self._refuse(send)
+            return
         if body is None:
-            problem = self._too_large
-            sink.start(problem.status, [(b"content-type", b"application/json"), (b"connection", b"close")], None)
-            sink.write(problem.body())
-            sink.end()
-            await sink.deliver(send)
             return
         headers = [(bytes(name), bytes(value)) for name, value in scope["headers"]]
-        incoming = Incoming(scope["path"], headers, body, time.monotonic())
-        async with asyncio.TaskGroup() as group:
-            watching = group.create_task(_watch_client(receive, sink))
-            serving = group.create_task(self._serve(incoming, sink))
-            await sink.deliver(send)
-            await asyncio.wait([serving])
+        sink = AsgiSink()
+        serving = asyncio.create_task(self._serve(Incoming(scope["path"], headers, body, time.monotonic()), sink))
+        delivering = asyncio.create_task(sink.deliver(send))
+        watching = asyncio.create_task(_watch_client(receive, sink))
+        try:
+            await asyncio.wait([serving, delivering])
+        except asyncio.CancelledError:
+            serving.cancel()  # it says so to the client, which must still be delivered
+            await asyncio.wait([serving, delivering])
+            raise
+        finally:
             watching.cancel()
+        if not delivering.cancelled():
+            delivering.result()
+
+    async def _refuse(self, send: Send) -> None:
+        body = self._too_large.body()
+        headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+        length = (b"content-length", b"%d" % len(body))
+        await send({"type": "http.response.start", "status": self._too_large.status, "headers": [*headers, length]})
+        await send({"type": "http.response.body", "body": body})
 
     async def _read(self, receive: Receive) -> bytes | None:
+        """The body, None if the client left in the middle of it. Raises `_TooLarge`."""
         parts: list[bytes] = []
         size = 0
         while True:
             message = await receive()
             if message["type"] == "http.disconnect":
-                return b"".join(parts)
+                return None
             parts.append(message.get("body", b""))
             size += len(parts[-1])
             if size > self._max_body_bytes:
-                return None
+                raise _TooLarge
             if not message.get("more_body", False):
                 return b"".join(parts)
 

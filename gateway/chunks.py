@@ -62,7 +62,7 @@ class _Chunk(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
-    usage: Usage | None = None
+    usage: Raw = Raw()
     error: Raw = Raw()
 
 
@@ -98,7 +98,7 @@ def read_chunk(payload: bytes) -> ChunkSigns:
     return ChunkSigns(
         has_content=any(choice.has_content() for choice in choices or ()),
         finished=tuple(choice.index for choice in choices or () if choice.finish_reason is not None),
-        usage=_decode_usage(chunk.usage) if has_usage else None,
+        usage=_read_usage(chunk.usage) if has_usage else None,
         usage_only=has_usage and not choices,
         is_error=bytes(chunk.error) not in _NOTHING,
     )
@@ -121,4 +121,12 @@ def read_answer(body: bytes) -> Usage | None:
     answer = _decode_answer(body)
     if bytes(answer.error) not in _NOTHING:
         raise msgspec.ValidationError("the engine answered an error with status 200")
-    return answer.usage
+    return _read_usage(answer.usage) if bytes(answer.usage) not in _NOTHING else None
+
+
+def _read_usage(usage: Raw) -> Usage | None:
+    """None for what is no usage: the answer is the client's and is not spoiled by how its engine counts."""
+    try:
+        return _decode_usage(usage)
+    except (msgspec.MsgspecError, RecursionError):
+        return None

@@ -47,15 +47,24 @@ class Announcement(msgspec.Struct, frozen=True):
 
 @dataclass(slots=True)
 class ReplicaConnection:
-    """How to reach one replica and how to speak to it. `load`: what it last said of itself."""
+    """How to reach one replica and how to speak to it. `load`: what it last said of itself.
+
+    `probing`: connections for probes alone, which so neither wait behind requests nor count as requests.
+    """
 
     adapter: EngineAdapter
     upstream: Upstream
+    probing: Upstream
     upstream_model: str
     api_key: str | None
     is_announced: bool
     probes: ProbeHistory
     load: LoadReport
+
+    def close(self) -> None:
+        """Drop the connections; what is in flight fails."""
+        self.upstream.close()
+        self.probing.close()
 
 
 class Fleet:
@@ -68,6 +77,7 @@ class Fleet:
         self._clock = clock
         self._on_change = on_change
         self._limits = UpstreamLimits(connect_s=settings.timeouts.connect_s, max_connections=4096, max_waiting=4096)
+        self._probe_limits = UpstreamLimits(connect_s=PROBE_TIMEOUT_S, max_connections=1, max_waiting=1)
         self._connections: dict[str, ReplicaConnection] = {}
         self._models: frozenset[str] = frozenset()
         for section in settings.replicas:
@@ -89,7 +99,7 @@ class Fleet:
         return [(name, connection.load) for name, connection in self._connections.items()]
 
     def num_upstream(self) -> int:
-        """Connections in use or being opened, all replicas."""
+        """Connections that requests use or open, all replicas."""
         return sum(_in_use(connection.upstream) for connection in self._connections.values())
 
     def announce(self, announcement: Announcement) -> None:
@@ -132,7 +142,7 @@ class Fleet:
     def close(self) -> None:
         """Drop all connections; what is in flight fails."""
         for connection in self._connections.values():
-            connection.upstream.close()
+            connection.close()
 
     def _attach(self, announced: AnnouncedReplica, api_key: str | None, *, is_announced: bool) -> None:
         adapter = adapter_for(announced.engine)
@@ -144,10 +154,11 @@ class Fleet:
             known.upstream_model = announced.upstream_model or announced.model
         else:
             if known is not None:
-                known.upstream.close()
+                known.close()
             self._connections[announced.name] = ReplicaConnection(
                 adapter=adapter,
                 upstream=Upstream.from_url(announced.url, limits=self._limits),
+                probing=Upstream.from_url(announced.url, limits=self._probe_limits),
                 upstream_model=announced.upstream_model or announced.model,
                 api_key=api_key,
                 is_announced=is_announced,
@@ -160,7 +171,7 @@ class Fleet:
 
     def _detach(self, name: str) -> None:
         self._pool.remove(name)
-        self._connections.pop(name).upstream.close()
+        self._connections.pop(name).close()
         self._models = frozenset(self._pool.models())
 
     async def _probe(self, name: str) -> None:
@@ -177,7 +188,7 @@ class Fleet:
 
 
 async def _ask(connection: ReplicaConnection, *, is_serving: bool) -> Probe:
-    upstream, adapter = connection.upstream, connection.adapter
+    upstream, adapter = connection.probing, connection.adapter
     headers = [(b"authorization", b"Bearer " + connection.api_key.encode())] if connection.api_key else []
     try:
         answer = await upstream.fetch("GET", adapter.health_path, headers, timeout_s=PROBE_TIMEOUT_S)

@@ -130,10 +130,15 @@ class Lifecycle:
         call.traceparent = read_traceparent(call.incoming)
         key = prefix_key(model, principal.tenant.cache_salt, request.segments, home_segments=request.home_segments)
         query = RouteQuery(model, key, lane, principal.tenant.project_id, request.max_output_tokens or 0)
-        with self._reserve(principal, lane, call.headers):
+        with self._reserve(principal, lane, call.headers) as reservation:
             if request.is_streaming:
                 call.answer.admit()
-            await self._attempts(call, query)
+            try:
+                await self._attempts(call, query)
+            except Refused:
+                if not call.story.attempts:
+                    reservation.undo()  # it never had a turn: the refusal leaves every counter as it was
+                raise
 
     def _authenticate(self, incoming: Incoming) -> Principal:
         principal = self._parts.directory.authenticate(incoming.headers, self._parts.unix())

@@ -140,9 +140,10 @@ class Relay(ABC):
         return self._last_data_at, self._timeouts.idle_s, "the next token"
 
     def _next_check_s(self) -> float:
+        """Seconds until a wait may be over; never later than `idle_s`, since the wait that runs changes meanwhile."""
         since, limit_s, _ = self._limit()
         end = min(since + limit_s, self._started_at + self._timeouts.total_s)
-        return max(0.001, end - time.monotonic())
+        return min(self._timeouts.idle_s, max(0.001, end - time.monotonic()))
 
     def _check(self) -> None:
         now = time.monotonic()
@@ -155,7 +156,8 @@ class Relay(ABC):
         elif now - since >= limit_s:
             self._fail(ReplicaError(Fault.TIMEOUT, f"{waited_for} took more than {limit_s:g} s"))
         if not self._ended.done():
-            self._watch = self._loop.call_later(self._next_check_s() if self._slow_since is None else 1.0, self._check)
+            wait_s = self._next_check_s() if self._slow_since is None else min(1.0, self._timeouts.idle_s)
+            self._watch = self._loop.call_later(wait_s, self._check)
 
 
 class WholeRelay(Relay):

@@ -3,20 +3,23 @@
 What is not written here does not exist: an unknown section or key is refused, so that no setting is silently ignored.
 """
 
+import json
 import re
 import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
+from engines.upstream import Upstream
 from policies.lane import Lane
 
 EngineKind = Literal["vllm", "llama-server", "openai", "warmlane"]
 Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)]
-_NAME = re.compile(r"^[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}$")
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
+_URL = re.compile(r"https?://[^/?#\s]+(/[^?#\s]*)?")
 
 
 class ConfigError(Exception):
@@ -24,15 +27,17 @@ class ConfigError(Exception):
 
 
 def _plain_name(name: str) -> str:
-    if not _NAME.match(name):
+    if not _NAME.fullmatch(name):
         raise ValueError("use 1 to 128 letters, digits and . _ : / -, beginning with a letter or digit")
     return name
 
 
 def _http_url(url: str) -> str:
-    if not re.match(r"^https?://[^/?#\s]+(/[^?#\s]*)?$", url):
+    if not _URL.fullmatch(url):
         raise ValueError("give an http:// or https:// URL without query, such as http://127.0.0.1:8000")
-    return url.rstrip("/").removesuffix("/v1")
+    url = url.rstrip("/").removesuffix("/v1")
+    Upstream.from_url(url)  # what cannot be connected to (a user, a bad port or host) must not pass a check
+    return url
 
 
 Name = Annotated[str, AfterValidator(_plain_name)]
@@ -94,12 +99,37 @@ class LaneSection(Section):
     reserved_seats: Annotated[int, Field(ge=0, le=10_000)] = 0
 
 
+class InteractiveLane(LaneSection):
+    """A lane of its own class keeps its other defaults when a file sets only one key."""
+
+    __doc__ = LaneSection.__doc__
+
+    reserved_seats: Annotated[int, Field(ge=0, le=10_000)] = 1
+
+
+class StandardLane(LaneSection):
+    """As above."""
+
+    __doc__ = LaneSection.__doc__
+
+    max_wait_s: Seconds = 300
+
+
+class BulkLane(LaneSection):
+    """As above."""
+
+    __doc__ = LaneSection.__doc__
+
+    queue: Annotated[int, Field(ge=0, le=1_000_000)] = 10_000
+    max_wait_s: Seconds = 3600
+
+
 class LanesSection(Section):
     """One section a lane."""
 
-    interactive: LaneSection = LaneSection(reserved_seats=1)
-    standard: LaneSection = LaneSection(max_wait_s=300)
-    bulk: LaneSection = LaneSection(queue=10_000, max_wait_s=3600)
+    interactive: InteractiveLane = InteractiveLane()
+    standard: StandardLane = StandardLane()
+    bulk: BulkLane = BulkLane()
 
     def of(self, lane: Lane) -> LaneSection:
         """The section of one lane."""
@@ -140,12 +170,8 @@ class WorkerSection(Section):
     labels: dict[str, str] = {}
 
 
-class Settings(BaseSettings):
-    """Everything an operator can set. Build it with `load`."""
-
-    model_config = SettingsConfigDict(
-        env_prefix="WARMLANE_", env_nested_delimiter="__", extra="forbid", frozen=True, env_ignore_empty=True
-    )
+class ConfigFile(Section):
+    """Everything that can stand in the file."""
 
     gateway: GatewaySection = GatewaySection()
     store: StoreSection = StoreSection()
@@ -156,6 +182,20 @@ class Settings(BaseSettings):
     models: tuple[ModelSection, ...] = ()
     replicas: tuple[ReplicaSection, ...] = ()
     workers: tuple[WorkerSection, ...] = ()
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Self:
+        _refuse_repeats("replicas", [replica.name for replica in self.replicas])
+        _refuse_repeats("models", [name for model in self.models for name in (model.name, *model.aliases)])
+        return self
+
+
+class Settings(ConfigFile, BaseSettings):
+    """Everything an operator can set: the file with the environment on top. Build it with `load`."""
+
+    model_config = SettingsConfigDict(
+        env_prefix="WARMLANE_", env_nested_delimiter="__", extra="forbid", frozen=True, env_ignore_empty=True
+    )
 
     @classmethod
     def settings_customise_sources(
@@ -169,12 +209,6 @@ class Settings(BaseSettings):
         """The environment wins over the file (which arrives as init values); nothing else is read."""
         del settings_cls, dotenv_settings, file_secret_settings
         return env_settings, init_settings
-
-    @model_validator(mode="after")
-    def _names_are_unique(self) -> "Settings":
-        _refuse_repeats("replicas", [replica.name for replica in self.replicas])
-        _refuse_repeats("models", [name for model in self.models for name in (model.name, *model.aliases)])
-        return self
 
 
 def _refuse_repeats(section: str, names: list[str]) -> None:
@@ -194,11 +228,15 @@ def load(path: Path | None) -> Settings:
             values = tomllib.loads(path.read_text(encoding="utf-8"))
         except OSError as error:
             raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
             raise ConfigError(f"{path} is not TOML: {error}") from error
+    where = str(path) if path is not None else "the environment"
     try:
+        # The file has types, the environment only text: `true` or "5" in the file is no number.
+        ConfigFile.model_validate_json(json.dumps(values, default=str), strict=True)
         return Settings(**values)
+    except SettingsError as error:
+        raise ConfigError(f"the configuration {where} cannot be used:\n  {error}: give JSON") from error
     except ValidationError as error:
-        where = str(path) if path is not None else "the environment"
         lines = [f"  {'.'.join(str(part) for part in one['loc']) or 'file'}: {one['msg']}" for one in error.errors()]
         raise ConfigError(f"the configuration {where} cannot be used:\n" + "\n".join(lines)) from error

@@ -85,12 +85,9 @@ class StreamRelay(Relay):
 
     def _take_usage(self, payload: bytes, signs: ChunkSigns) -> bytes:
         self.relayed.usage = signs.usage
-        if signs.usage_only:
-            self._usage_event = sse.event(payload)
-            return b""
         rest, fields = without_usage(payload)
         self._usage_event = sse.event(usage_chunk(fields))
-        return rest
+        return b"" if signs.usage_only else rest
 
     def on_flush(self) -> None:
         """One write a read: what has come since the last one."""

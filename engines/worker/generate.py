@@ -90,7 +90,6 @@ class GenerateEndpoint:
                 sampling = replace(
                     spec.sampling,
                     max_tokens=max_tokens,
-                    min_tokens=min(spec.sampling.min_tokens, max_tokens),
                     seed=None if seed is None else (seed + number + _INT64) % (2 * _INT64) - _INT64,
                 )
                 index = len(sequences)
@@ -102,7 +101,7 @@ class GenerateEndpoint:
                     model.piece,
                     matcher=spec.matcher,
                     include_stop=spec.include_stop,
-                    min_tokens=sampling.min_tokens,
+                    min_tokens=spec.sampling.min_tokens,
                     eos_ids=model.eos_ids,
                 )
                 sequences.append((request, choice))

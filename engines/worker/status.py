@@ -8,7 +8,9 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from engines.worker.answers import encode_json
+from engines.worker.errors import ApiError
 from engines.worker.service import Service
+from engines.worker.surface import check_model
 
 Answer = Callable[[Request], Awaitable[Response]]
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -59,7 +61,8 @@ def status_routes(service: Service) -> list[Route]:
         ("/v1/models", _models),
         ("/metrics", _metrics),
     )
-    return [Route(path, _route(service, answer), methods=["GET"]) for path, answer in answers]
+    routes = [Route(path, _route(service, answer), methods=["GET"]) for path, answer in answers]
+    return [*routes, Route("/v1/models/{name:path}", _model_route(service), methods=["GET"])]
 
 
 def _route(service: Service, answer: Callable[[Service], Response]) -> Answer:
@@ -95,10 +98,24 @@ def _load(service: Service) -> Response:
     return Response(encode_json(answer), media_type="application/json")
 
 
-def _models(service: Service) -> Response:
+def _card(service: Service) -> ModelCard:
     name = service.settings.name
-    card = ModelCard(name, service.started_at, service.prompts.max_tokens, name)
-    return Response(encode_json(ModelList([card])), media_type="application/json")
+    return ModelCard(name, service.started_at, service.prompts.max_tokens, name)
+
+
+def _models(service: Service) -> Response:
+    return Response(encode_json(ModelList([_card(service)])), media_type="application/json")
+
+
+def _model_route(service: Service) -> Answer:
+    async def respond(request: Request) -> Response:
+        try:
+            check_model(request.path_params["name"], service.settings.name)
+        except ApiError as error:
+            return Response(error.body(), error.status, media_type="application/json")
+        return Response(encode_json(_card(service)), media_type="application/json")
+
+    return respond
 
 
 def _metrics(service: Service) -> Response:

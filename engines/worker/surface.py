@@ -91,14 +91,15 @@ def check_model(asked: str | None, served: str) -> None:
 
 
 def room_for(spec: GenerationSpec, prompt: Tokens, context: int, default: int) -> int:
-    """The most tokens this prompt may get: what was asked for, else `default` within the context."""
+    """The most tokens this prompt may get: what was asked for, else `default`, within the context. Raises 400."""
     room = context - len(prompt)
     if spec.max_tokens is None:
-        return min(room, default)
-    if spec.max_tokens > room:
+        room = min(room, max(default, spec.sampling.min_tokens))
+    wanted = spec.max_tokens or spec.sampling.min_tokens
+    if wanted > room:
+        field = "min_tokens" if spec.max_tokens is None else spec.max_tokens_field
         message = (
-            f"this worker's context is {context} tokens; the prompt has {len(prompt)} "
-            f"and `{spec.max_tokens_field}` asks for {spec.max_tokens} more"
+            f"this worker's context is {context} tokens; the prompt has {len(prompt)} and `{field}` asks for {wanted}"
         )
-        raise invalid(spec.max_tokens_field, message, code="context_length_exceeded")
-    return spec.max_tokens
+        raise invalid(field, message, code="context_length_exceeded")
+    return spec.max_tokens or room

@@ -223,7 +223,7 @@ def list_replicas(url: Url = None, token: Token = None, as_json: AsJson = False)
     return write_table(items, columns, empty="there are no replicas")
 
 
-@replica.command("drain", epilog="Example: warmlane replica drain worker-0")
+@replica.command("drain", epilog="Example: warmlane replica drain worker-1")
 @one_sentence
 def drain_replica(
     name: Annotated[str, typer.Argument(help="The replica's name.")],
@@ -236,7 +236,7 @@ def drain_replica(
         _write(client.ask("POST", f"/replicas/{_segment(name)}/drain"), as_json=as_json)
 
 
-@replica.command("resume", epilog="Example: warmlane replica resume worker-0")
+@replica.command("resume", epilog="Example: warmlane replica resume worker-1")
 @one_sentence
 def resume_replica(
     name: Annotated[str, typer.Argument(help="The replica's name.")],

@@ -10,18 +10,23 @@
 
 import asyncio
 import contextlib
+import json
 import time
 from collections import deque
 from dataclasses import dataclass, field
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from cache_affinity.prefix import prefix_key
 from gateway import server
 from gateway.app import Gateway
+from gateway.request import Surface, read
 from gateway.settings import Settings
+from policies.lane import Lane
 from policies.sqlite_store import SqliteStore
 from policies.store import Level, NewKey
-from tests.gateway.client import CHAT, Client
+from routing.query import RouteQuery
+from tests.gateway.client import Client
 from tests.scripted_engine import PATIENCE_S, ScriptedEngine, within_patience
 
 MODEL = "small-a"
@@ -142,6 +147,19 @@ class RunningGateway:
         await self.store.set_limits(level, project, limits.encode())
         await self.parts.directory.refresh()
 
+    def prompt_for(self, replica, number=1):
+        """A prompt that would go to this replica now; `number`: the how-manieth such prompt."""
+        for attempt in range(1000):
+            body = chat(f"prompt {attempt}")
+            principal = self.parts.directory.authenticate([(b"x-api-key", self.key.encode())], 0.0)
+            segments = read(Surface.CHAT, json.dumps(body).encode()).segments
+            key = prefix_key(MODEL, principal.tenant.cache_salt, segments)
+            decision = self.parts.router.route(RouteQuery(MODEL, key, Lane.INTERACTIVE, self.project), now())
+            number -= getattr(decision, "chosen", None) == replica
+            if number == 0:
+                return body["messages"][0]["content"]
+        raise AssertionError(f"nothing goes to {replica}")
+
     async def connect(self):
         """A client's connection; closed with the gateway if not before."""
         client = await Client.open(self.port)
@@ -248,6 +266,3 @@ async def _stop(public):
 def now():
     """Monotonic seconds."""
     return time.monotonic()
-
-
-__all__ = ["CHAT", "MODEL", "UPSTREAM_MODEL", "Engines", "RunningGateway", "chat", "completion", "running_gateway"]

@@ -32,6 +32,7 @@ class Driven:
         self.scheduler = Scheduler(self.settings, self.holders)
         self.deltas: dict[str, list[SequenceDelta]] = {}
         self.plans: list[StepPlan] = []
+        self.finished: list[str] = []  # ids in the order of their ends
         self.now = 0.0
 
     def add(self, id_, prompt, sampling=GREEDY, lane=Lane.INTERACTIVE, **fields):
@@ -47,6 +48,8 @@ class Driven:
             kept = self.deltas[delta.request_id]
             assert not kept or kept[-1].finish_reason is None, "a delta after the last"
             kept.append(delta)
+            if delta.finish_reason is not None:
+                self.finished.append(delta.request_id)
 
     def abort(self, id_):
         delta = self.scheduler.abort(id_)

@@ -7,29 +7,14 @@ from pathlib import Path
 import httpx
 import pytest
 
-from engines.step_cost import StepCost
 from engines.worker.app import build_app
-from engines.worker.loaded import EngineOptions, load_engine
+from engines.worker.loaded import load_engine
 from engines.worker.service import Service
 from engines.worker.settings import WorkerSettings
 from tests.engines.worker.processes import WorkerProcess
+from tests.engines.worker.scripted import fake_options
 
 _REPOSITORY = Path(__file__).parents[3]
-
-
-def fake_options(**changes) -> EngineOptions:
-    options = {
-        "engine": "fake",
-        "path": None,
-        "name": "fake",
-        "max_seqs": 8,
-        "kv_tokens": 8192,
-        "max_step_tokens": 256,
-        "threads": 1,
-        "threads_batch": 1,
-        "fake_cost": StepCost(0.0005),
-    }
-    return EngineOptions(**(options | changes))
 
 
 @pytest.fixture

@@ -4,6 +4,23 @@ import asyncio
 
 from engines.core.admission import Refusal
 from engines.core.sequence import FinishReason, GenerateRequest, SequenceDelta
+from engines.step_cost import StepCost
+from engines.worker.loaded import EngineOptions
+
+
+def fake_options(**changes) -> EngineOptions:
+    options = {
+        "engine": "fake",
+        "path": None,
+        "name": "fake",
+        "max_seqs": 8,
+        "kv_tokens": 8192,
+        "max_step_tokens": 256,
+        "threads": 1,
+        "threads_batch": 1,
+        "fake_cost": StepCost(0.0005),
+    }
+    return EngineOptions(**(options | changes))
 
 
 class ScriptedEngine:

@@ -185,6 +185,7 @@ async def test_completions_take_text_and_tokens(client):
     [
         ({"max_tokens": 2147483647}, "max_tokens"),
         ({"max_completion_tokens": 8192}, "max_completion_tokens"),
+        ({"min_tokens": 8192}, "min_tokens"),
         ({"messages": [{"role": "user", "content": "x" * 9000}]}, "messages"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
@@ -281,6 +282,8 @@ async def test_models_lists_the_one_model(client):
     """In vLLM's shape, with the longest sequence."""
     (card,) = (await client.get("/v1/models")).json()["data"]
     assert (card["id"], card["object"], card["max_model_len"]) == ("fake", "model", 8192)
+    assert (await client.get("/v1/models/fake")).json() == card
+    assert (await client.get("/v1/models/other")).json()["error"]["code"] == "model_not_found"
 
 
 async def test_metrics_have_vllms_names_under_our_prefix(client):

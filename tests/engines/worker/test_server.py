@@ -17,7 +17,11 @@ import openai
 import psutil
 import pytest
 
+from engines.worker.loaded import CannotStart, load_engine
+from engines.worker.server import bind, run
+from engines.worker.settings import WorkerSettings
 from tests.engines.worker.processes import PATIENCE_S, WorkerProcess, until
+from tests.engines.worker.scripted import fake_options
 
 pytestmark = pytest.mark.e2e
 
@@ -266,6 +270,37 @@ def test_a_taken_port_is_one_sentence_and_exit_1(fake_worker):
     assert (ended.returncode, ended.stdout) == (1, "")
     assert ended.stderr.startswith(f"warmlane worker: port {fake_worker.address[1]} on 127.0.0.1 cannot be used")
     assert ended.stderr.count("\n") == 1
+
+
+def test_a_port_taken_between_bind_and_listen_is_the_same_sentence():
+    """Two workers may bind before either listens; the later one must not die with a trace."""
+    loaded = load_engine(fake_options())
+    settings = WorkerSettings("fake", "fake", default_max_tokens=16)
+    with bind("127.0.0.1", 0) as first, bind("127.0.0.1", first.getsockname()[1]) as second:
+        first.listen()
+        with pytest.raises(CannotStart, match="cannot be used"):
+            run(loaded, settings, second, lambda: pytest.fail("it cannot be ready"))
+    assert not loaded.engine.is_healthy()
+
+
+def test_an_address_of_another_machine_is_one_sentence_and_exit_1():
+    """Documentation's own network, which nobody has."""
+    ended = run_to_its_end("--engine", "fake", "--host", "192.0.2.1")
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("warmlane worker: ")
+
+
+def test_a_stop_signal_while_loading_is_exit_0(tmp_path):
+    """A supervisor that changes its mind sees no failure."""
+    path = tmp_path / "model.gguf"
+    os.mkfifo(path)
+    process = subprocess.Popen(
+        [sys.executable, "-m", "engines.worker", "--path", str(path)], stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    )
+    with path.open("wb"):  # returns when the worker reads
+        process.send_signal(signal.SIGTERM)
+        output, errors = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, output, errors) == (0, b"", b"")
 
 
 @pytest.mark.parametrize("content", [None, b"", b"not a model at all", b"GGUF\x03\0\0\0" + b"\xff" * 64])
