@@ -112,8 +112,11 @@ class Dispatch:
         """A turn right away, or None if one must wait. Raises `Refused` when there will be none."""
         if self._is_closed:
             raise _stopping()
-        if self._num_waiting[query.lane] and self._queue(query):
-            return None  # nobody overtakes in a lane
+        if query.model in self._waiting:
+            if any(not waiter.granted.done() for waiter in self._queue(query).values()):
+                return None  # nobody overtakes in a lane
+            for lane in _LANES[: query.lane.rank]:
+                self._serve_lane(query.model, lane, now)  # a newcomer takes only what higher lanes leave
         return self._try(query, now, now)
 
     def enqueue(self, query: RouteQuery, now: float) -> "asyncio.Future[Turn]":
@@ -126,6 +129,8 @@ class Dispatch:
                 status=429,
                 retry_after_s=max(1.0, self._grant_gap_s),
             )
+        if not self.num_waiting:
+            self._last_grant_at = now  # the time before anybody waited says nothing of how long a wait takes
         waiter = _Waiter(query, asyncio.get_running_loop().create_future(), now)
         self._waiting.setdefault(query.model, {}).setdefault(query.lane, {})[id(waiter.granted)] = waiter
         self._num_waiting[query.lane] += 1
@@ -147,7 +152,7 @@ class Dispatch:
         return self._waiting.get(query.model, {}).get(query.lane, {})
 
     def _serve_lane(self, model: str, lane: Lane, now: float) -> None:
-        for waiter in list(self._waiting.get(model, {}).get(lane, {}).values()):
+        for waiter in self._waiting.get(model, {}).get(lane, {}).values():
             if waiter.granted.done():
                 continue
             try:
@@ -211,7 +216,7 @@ class _TurnHolder:
             async with asyncio.timeout(self._max_wait_s):
                 return await granted
         except TimeoutError:
-            _give_back(granted)
+            self._give_back(granted)
             raise Refused(
                 f"no seat became free within {self._max_wait_s:.3g} s",
                 code="queue_timeout",
@@ -220,7 +225,7 @@ class _TurnHolder:
                 outcome=Outcome.SHED,
             ) from None
         except asyncio.CancelledError:
-            _give_back(granted)
+            self._give_back(granted)
             raise
         finally:
             self._dispatch.leave_queue(self._query, granted)
@@ -229,17 +234,19 @@ class _TurnHolder:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._turn is not None:
-            self._turn.lease.end()
+            self._end(self._turn)
             self._turn = None
-            if self._dispatch.num_waiting:
-                self._dispatch.wake()
 
+    def _give_back(self, granted: "asyncio.Future[Turn]") -> None:
+        """A turn that was granted in the same moment as its waiter left must not keep its seat."""
+        if granted.done() and not granted.cancelled() and granted.exception() is None:
+            self._end(granted.result())
+        granted.cancel()
 
-def _give_back(granted: "asyncio.Future[Turn]") -> None:
-    """A turn that was granted in the same moment as its waiter left must not keep its seat."""
-    if granted.done() and not granted.cancelled() and granted.exception() is None:
-        granted.result().lease.end()
-    granted.cancel()
+    def _end(self, turn: Turn) -> None:
+        turn.lease.end()
+        if self._dispatch.num_waiting:
+            self._dispatch.wake()
 
 
 def _stopping() -> Refused:

@@ -97,11 +97,6 @@ class ClientAnswer:
         self._sink.write(problem.event())
         self._sink.end()
 
-    def cut(self) -> None:
-        """Close without an ending: an unstreamed answer that broke after its headers."""
-        self._stop()
-        self._sink.abort()
-
     def _tick(self) -> None:
         self._timer = None
         if not self.has_started:

@@ -44,14 +44,19 @@ def read_deadline(incoming: Incoming) -> float | None:
 
 def client_request_id(incoming: Incoming) -> str | None:
     """The caller's own id, kept for the record if it is short and harmless."""
-    value = incoming.header(b"x-request-id")
+    value = _only(incoming, b"x-request-id")
     return value.decode() if value is not None and _SAFE_ID.fullmatch(value) else None
 
 
 def read_traceparent(incoming: Incoming) -> str | None:
-    """The caller's W3C trace context, None if there is none or it is malformed."""
-    value = incoming.header(b"traceparent")
+    """The caller's W3C trace context, None if there is none, or several, or it is malformed."""
+    value = _only(incoming, b"traceparent")
     return value.decode() if value is not None and _TRACEPARENT.fullmatch(value) else None
+
+
+def _only(incoming: Incoming, name: bytes) -> bytes | None:
+    values = [value for key, value in incoming.headers if key == name]
+    return values[0] if len(values) == 1 else None
 
 
 def _named(asked: bytes) -> Lane:

@@ -6,6 +6,7 @@ else is a bug and becomes a 500.
 
 import math
 from dataclasses import dataclass
+from typing import Annotated
 
 import msgspec
 
@@ -99,7 +100,7 @@ def whole_seconds(seconds: float | None) -> int | None:
     """What `retry-after` may say: at least 1, at most `MAX_RETRY_AFTER_S`, rounded up."""
     if seconds is None or math.isnan(seconds):
         return None
-    return max(1, min(MAX_RETRY_AFTER_S, math.ceil(seconds)))
+    return math.ceil(max(1.0, min(MAX_RETRY_AFTER_S, seconds)))
 
 
 def of_replica(error: ReplicaError) -> Problem:
@@ -123,20 +124,40 @@ class _EngineError(msgspec.Struct):
     code: str | int | None = None
 
 
-class _NestedError(msgspec.Struct):
+class _Nested(msgspec.Struct):
     error: _EngineError | str
 
 
+class _Finding(msgspec.Struct):
+    msg: str
+    loc: list[str | int] = []
+
+    def as_error(self) -> _EngineError:
+        """`loc` begins with where FastAPI looked (`body`) and goes down from the field."""
+        field = next((part for part in self.loc if isinstance(part, str) and part != "body"), None)
+        return _EngineError(message=self.msg, param=field)
+
+
+class _FastApi(msgspec.Struct):
+    detail: Annotated[list[_Finding], msgspec.Meta(min_length=1)] | str
+
+
+_ENGINE_SHAPES = tuple(msgspec.json.Decoder(shape) for shape in (_Nested, _FastApi, _EngineError))
+
+
 def _read_engine_error(body: bytes) -> _EngineError:
-    try:
-        inner = msgspec.json.decode(body, type=_NestedError).error
-        return _EngineError(message=inner) if isinstance(inner, str) else inner
-    except (msgspec.MsgspecError, RecursionError):
-        pass
-    try:
-        return msgspec.json.decode(body, type=_EngineError)
-    except (msgspec.MsgspecError, RecursionError):
-        return _EngineError()
+    for shape in _ENGINE_SHAPES:
+        try:
+            match shape.decode(body):
+                case _Nested(str(message)) | _FastApi(str(message)):
+                    return _EngineError(message=message)
+                case _Nested(_EngineError() as error) | (_EngineError() as error):
+                    return error
+                case _FastApi([_Finding() as finding, *_]):
+                    return finding.as_error()
+        except (msgspec.MsgspecError, RecursionError):
+            continue
+    return _EngineError()
 
 
 def _of_engine_refusal(error: ReplicaError) -> Problem:

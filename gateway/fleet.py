@@ -13,7 +13,7 @@ from typing import Annotated
 import msgspec
 
 from engines.adapters import adapter_for
-from engines.contract import EngineAdapter, Fault, LoadReport, ReplicaError
+from engines.contract import EngineAdapter, Fault, Headers, LoadReport, ReplicaError
 from engines.upstream import Upstream, UpstreamLimits
 from gateway.settings import ReplicaSection, Settings
 from observability import logs
@@ -103,12 +103,16 @@ class Fleet:
         return sum(_in_use(connection.upstream) for connection in self._connections.values())
 
     def announce(self, announcement: Announcement) -> None:
-        """Make the announced replicas exactly these; those of the configuration stay. Raises `ValueError` by name."""
+        """Make the announced replicas exactly these; those of the configuration stay.
+
+        Raises `ValueError` for a name, engine or URL that cannot be; then nothing has changed.
+        """
         for replica in announcement.replicas:
             known = self._connections.get(replica.name)
             if known is not None and not known.is_announced:
                 raise ValueError(f"the name {replica.name!r} belongs to a replica of the configuration")
             adapter_for(replica.engine)
+            Upstream.from_url(replica.url)
         names = {replica.name for replica in announcement.replicas}
         for name in [name for name, one in self._connections.items() if one.is_announced and name not in names]:
             self._detach(name)
@@ -151,7 +155,7 @@ class Fleet:
         replica = self._pool.upsert(_spec(announced, adapter), self._clock())
         known = self._connections.get(announced.name)
         if known is not None and url == announced.url:
-            known.upstream_model = announced.upstream_model or announced.model
+            known.adapter, known.upstream_model = adapter, announced.upstream_model or announced.model
         else:
             if known is not None:
                 known.close()
@@ -165,8 +169,9 @@ class Fleet:
                 probes=ProbeHistory(),
                 load=LoadReport(),
             )
-        if is_announced and replica.state in {ReplicaState.JOINING, ReplicaState.LOST}:
-            self._pool.move(announced.name, ReplicaState.READY)  # the supervisor announces what answered its probe
+        if is_announced and replica.state is ReplicaState.JOINING:
+            # A worker is announced once it answered. One that was lost since, in this same life, must answer again.
+            self._pool.move(announced.name, ReplicaState.READY)
         self._models = frozenset(self._pool.models())
 
     def _detach(self, name: str) -> None:
@@ -192,14 +197,22 @@ async def _ask(connection: ReplicaConnection, *, is_serving: bool) -> Probe:
     headers = [(b"authorization", b"Bearer " + connection.api_key.encode())] if connection.api_key else []
     try:
         answer = await upstream.fetch("GET", adapter.health_path, headers, timeout_s=PROBE_TIMEOUT_S)
-        if answer.status != 200:
-            return Probe.NOT_READY
-        if adapter.load_path is not None:
-            load = await upstream.fetch("GET", adapter.load_path, headers, timeout_s=PROBE_TIMEOUT_S)
-            connection.load = adapter.read_load(load.body) if load.status == 200 else LoadReport()
     except ReplicaError as error:
         return Probe.BUSY if error.fault is Fault.TIMEOUT and is_serving else Probe.FAILED
+    if answer.status != 200:
+        return Probe.NOT_READY
+    if adapter.load_path is not None:
+        connection.load = await _ask_load(upstream, adapter, adapter.load_path, headers)
     return Probe.READY
+
+
+async def _ask_load(upstream: Upstream, adapter: EngineAdapter, path: str, headers: Headers) -> LoadReport:
+    """What the engine says of its load; nothing, if it cannot say: that alone makes nobody unready."""
+    try:
+        load = await upstream.fetch("GET", path, headers, timeout_s=PROBE_TIMEOUT_S)
+    except ReplicaError:
+        return LoadReport()
+    return adapter.read_load(load.body) if load.status == 200 else LoadReport()
 
 
 def _spec(announced: AnnouncedReplica, adapter: EngineAdapter) -> ReplicaSpec:

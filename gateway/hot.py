@@ -13,10 +13,13 @@ import httptools
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
 
 from engines.contract import Headers
+from gateway.errors import Problem
 from gateway.sink import ClientSink, Incoming, SinkWatcher
 
 Serve = Callable[[Incoming, ClientSink], Coroutine[Any, Any, None]]
 MAX_HEADER_BYTES = 65536  # chosen: as nginx and node allow in all
+MAX_PIPELINED = 16  # chosen: with more requests waiting on one connection it is not read, so its end is not noticed
+LINGER_S = 2.0  # chosen: how long a refused client's bytes are read and thrown away
 
 
 class _NoEvent:
@@ -41,6 +44,7 @@ class HotExchange:
         self._size = 0
         self._head = b""
         self._is_chunked = False
+        self.has_begun = False
         self._watcher: SinkWatcher | None = None
         self._on_gone: Callable[[], object] | None = None
         # What uvicorn's protocol reads of a cycle.
@@ -53,6 +57,8 @@ class HotExchange:
 
     def take_body(self, data: bytes) -> None:
         """A piece of the body; above the limit the request is answered with 413 and the rest not read."""
+        if self.response_complete:
+            return
         self._size += len(data)
         if self._size > self._protocol.max_body_bytes:
             self.refuse_body()
@@ -61,18 +67,18 @@ class HotExchange:
 
     def refuse_body(self) -> None:
         """413; the connection cannot be used again, since its body was not read."""
-        if not self.response_complete:
-            self.keep_alive = False
-            self._parts.clear()
-            body = self._protocol.too_large
-            self.start(413, [(b"content-type", b"application/json")], len(body))
-            self.write(body)
-            self.end()
+        self.keep_alive = False
+        self._parts.clear()
+        body = self._protocol.too_large
+        self.start(413, [(b"content-type", b"application/json")], len(body))
+        self.response_complete = True
+        self._protocol.refuse(self._head + body)
 
     def begin(self) -> None:
         """The body is complete: run the lifecycle."""
         if self.response_complete:
             return
+        self.has_begun = True
         body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
         self._parts.clear()
         incoming = Incoming(self._path, self._headers, body, time.monotonic())
@@ -124,9 +130,9 @@ class HotExchange:
         self._complete()
 
     def abort(self) -> None:
-        """Close the connection with the answer incomplete; what was written is still sent."""
+        """Drop the connection with the answer incomplete. A kind close would wait for a client that reads nothing."""
         if not self.response_complete:
-            self._transport.close()
+            self._transport.abort()
 
     def watch(self, watcher: SinkWatcher | None) -> None:
         """Pass on what the transport says of its buffer, beginning with what it says now."""
@@ -176,6 +182,8 @@ class HotProtocol(HttpToolsProtocol):
     too_large: bytes
     cycle: Any
     answering: HotExchange | None = None  # the hot request under way; `cycle` may already be a pipelined one
+    _is_deaf = False  # what still comes is not read any more
+    _quiet_bytes = 0  # received since a body or a whole request came
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
         """Take the connection, or answer 503 and close it if there are as many as allowed."""
@@ -185,6 +193,35 @@ class HotProtocol(HttpToolsProtocol):
                 b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
             )
             transport.close()
+
+    def data_received(self, data: bytes) -> None:
+        """A read. Heads, chunk extensions and trailers that never end are refused: the parser keeps them all."""
+        if self._is_deaf:
+            return
+        self._quiet_bytes += len(data)
+        super().data_received(data)
+        if self._quiet_bytes > MAX_HEADER_BYTES and not self._is_deaf:
+            self.send_400_response("The head of the request is too long.")
+
+    def send_400_response(self, msg: str) -> None:
+        """What is no HTTP gets 400; in the middle of an answer nothing can be said, so that one is cut."""
+        under_way = self.answering.has_begun if self.answering else getattr(self.cycle, "response_started", False)
+        if under_way and not (self.answering or self.cycle).response_complete:
+            self.transport.abort()
+            return
+        body = Problem(400, msg, "invalid_request_error", "bad_http").body()
+        head = b"content-type: application/json\r\ncontent-length: %d\r\nconnection: close\r\n\r\n" % len(body)
+        self.refuse(STATUS_LINE[400] + head + body)
+
+    def refuse(self, last_answer: bytes) -> None:
+        """Answer and close, but read on for a while: a close over unread bytes is a reset, which overtakes the answer."""
+        self._is_deaf = True
+        self.answering = None
+        self.transport.write(last_answer)
+        if self.transport.can_write_eof():
+            self.transport.write_eof()
+        self._unset_keepalive_if_required()
+        self.timeout_keep_alive_task = self.loop.call_later(LINGER_S, self.transport.close)
 
     def on_message_begin(self) -> None:
         """A request begins: its headers are counted from zero."""
@@ -200,6 +237,8 @@ class HotProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         """Take a hot request, unless an earlier one on this connection is unanswered: pipelining goes the slow way."""
+        if self._is_deaf or self.transport.is_closing():
+            return
         is_free = self.cycle is None or self.cycle.response_complete
         if is_free and self.url in self.hot_paths and self.parser.get_method() == b"POST" and self._is_plain():
             hot = self.cycle = self.answering = HotExchange(
@@ -211,9 +250,12 @@ class HotProtocol(HttpToolsProtocol):
                 self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
             return
         super().on_headers_complete()
+        if len(self.pipeline) <= MAX_PIPELINED:
+            self.flow.resume_reading()
 
     def on_body(self, body: bytes) -> None:
         """A piece of a request's body."""
+        self._quiet_bytes = 0
         if type(self.cycle) is HotExchange:
             self.cycle.take_body(body)
         else:
@@ -221,6 +263,7 @@ class HotProtocol(HttpToolsProtocol):
 
     def on_message_complete(self) -> None:
         """A request is complete."""
+        self._quiet_bytes = 0
         if type(self.cycle) is HotExchange:
             self.cycle.begin()
         else:

@@ -22,12 +22,13 @@ def retry_after_s(headers: Headers) -> float | None:
     """Seconds of a `retry-after` header, given in seconds or as an HTTP date."""
     for name, value in headers:
         if name == b"retry-after":
-            text = value.decode("latin-1").strip()
-            if text.isdigit():
-                return float(text)
+            value = value.strip()  # noqa: PLW2901  # the same value, bare
+            if value.isdigit():
+                return float(value)
             try:
-                return max(0.0, email.utils.parsedate_to_datetime(text).timestamp() - time.time())
-            except ValueError:
+                moment = email.utils.parsedate_to_datetime(value.decode("latin-1"))
+                return max(0.0, moment.timestamp() - time.time())
+            except (ValueError, OverflowError):
                 return None
     return None
 

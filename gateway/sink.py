@@ -43,7 +43,7 @@ class ClientSink(Protocol):
         ...
 
     def abort(self) -> None:
-        """Close the connection without completing the body."""
+        """Drop the connection without completing the body, even if the client reads nothing; it counts as gone."""
         ...
 
     def watch(self, watcher: SinkWatcher | None) -> None:

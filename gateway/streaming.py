@@ -17,6 +17,8 @@ from gateway.relay import Relay
 from gateway.settings import TimeoutSection
 from gateway.sink import ClientSink
 
+MAX_HELD_EVENTS = 1024  # chosen: an engine that sends so many without content is not retried any more
+
 
 class StreamRelay(Relay):
     """Relays server-sent events. Usage is always read, and passed on only if the client asked for it."""
@@ -65,11 +67,12 @@ class StreamRelay(Relay):
             self._count_content()
         if signs.finished:
             self._unfinished.difference_update(signs.finished)
-        if signs.usage is not None:
+        if signs.usage is not None or signs.usage_only:
             payload = self._take_usage(payload, signs)
             if not payload:
                 return
-        target = self._out if self._answer.has_content or signs.has_content or signs.finished else self._held
+        is_due = self._answer.has_content or self._out or signs.has_content or signs.finished
+        target = self._out if is_due or len(self._held) >= MAX_HELD_EVENTS else self._held
         target.append(sse.event(payload))
 
     def _count_content(self) -> None:
@@ -84,7 +87,7 @@ class StreamRelay(Relay):
         relayed.num_chunks += 1
 
     def _take_usage(self, payload: bytes, signs: ChunkSigns) -> bytes:
-        self.relayed.usage = signs.usage
+        self.relayed.usage = signs.usage or self.relayed.usage
         rest, fields = without_usage(payload)
         self._usage_event = sse.event(usage_chunk(fields))
         return b"" if signs.usage_only else rest

@@ -83,7 +83,7 @@ def worker(  # noqa: PLR0917  # typer passes options by name
         name=model or (path.stem if path is not None else engine),
         max_seqs=max_seqs,
         kv_tokens=kv_tokens,
-        max_step_tokens=max_step_tokens,
+        max_step_tokens=min(max_step_tokens, kv_tokens),
         threads=threads,
         threads_batch=threads_batch or threads,
         block_size=block_size,

@@ -33,14 +33,24 @@ class Exchange:
         """A request header as text, the first if there are several, empty if there is none."""
         return self._headers.get(name, b"").decode("latin-1")
 
-    async def read_body(self, limit: int) -> bytes:
-        """The whole body. Raises `ApiError` 413 above `limit` bytes, 415 for packed bodies, and `ClientGone`."""
+    async def read_body(self, limit: int, timeout_s: float) -> bytes:
+        """The whole body.
+
+        Raises `ClientGone`, or `ApiError`: 408 after `timeout_s`, 413 above `limit` bytes, 415 for packed bodies.
+        """
         if self.header(b"content-encoding") not in ("", "identity"):
             raise ApiError(415, "the body must not be packed (content-encoding)")
         too_large = ApiError(413, f"the body is larger than {limit} bytes", code="body_too_large")
         declared = self.header(b"content-length")
         if declared.isdecimal() and int(declared) > limit:
             raise too_large
+        try:
+            async with asyncio.timeout(timeout_s):
+                return await self._read(limit, too_large)
+        except TimeoutError:
+            raise ApiError(408, f"the body did not arrive within {timeout_s:g} s") from None
+
+    async def _read(self, limit: int, too_large: ApiError) -> bytes:
         parts, size = [], 0
         while True:
             message = await self._receive()
@@ -81,7 +91,7 @@ class Exchange:
             await self._send({"type": "http.response.body", "body": event})
             return
         headers = error.headers()
-        if error.status == 413:
+        if error.status in (408, 413):
             headers.append((b"connection", b"close"))  # the rest of the body is not worth reading
         await self.send_json(error.status, error.body(), headers)
 

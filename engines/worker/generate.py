@@ -40,7 +40,7 @@ class GenerateEndpoint:
         with service.open_request():
             try:
                 service.check_ready()
-                body = await exchange.read_body(service.settings.max_body_bytes)
+                body = await exchange.read_body(service.settings.max_body_bytes, service.settings.body_timeout_s)
                 await exchange.while_connected(self._answer(exchange, body, entry))
                 entry.complete()
             except ClientGone:

@@ -47,6 +47,14 @@ def bind(host: str, port: int) -> socket.socket:
     return listener
 
 
+def _listen(listener: socket.socket) -> None:
+    """Listen on a bound socket. NOTE: uvloop, left to do it, does not tell that another socket listens already."""
+    try:
+        listener.listen(_BACKLOG)
+    except OSError as error:
+        raise CannotStart(f"port {listener.getsockname()[1]} cannot be used: {error.strerror}") from error
+
+
 def run(loaded: LoadedEngine, settings: WorkerSettings, listener: socket.socket, on_ready: Callable[[], None]) -> None:
     """Serve until SIGTERM or SIGINT, then drain. Returns when all is closed; the engine is stopped in any case."""
     try:
@@ -61,6 +69,7 @@ async def _serve(
 ) -> None:
     loop = asyncio.get_running_loop()
     stop = asyncio.Event()
+    _listen(listener)
     service = Service(loaded, settings, loop)
     loaded.engine.start()
 
@@ -76,7 +85,7 @@ async def _serve(
     try:
         await _first(serving, stop)
         if serving.done():
-            _explain(serving, listener)
+            serving.result()  # it never ends by itself; if it broke, say how
         logs.get().info("worker.draining", requests=service.num_requests)
         is_complete = await service.drain()
         logs.get().info("worker.drained", is_complete=is_complete, requests=service.num_requests)
@@ -91,14 +100,6 @@ async def _first(serving: asyncio.Future[None], stop: asyncio.Event) -> None:
     both: set[asyncio.Future[Any]] = {serving, stopping}
     await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
-
-
-def _explain(serving: asyncio.Future[None], listener: socket.socket) -> None:
-    """The server ended by itself: another process may have listened on our address between bind and now."""
-    error = serving.exception()
-    if isinstance(error, OSError):
-        raise CannotStart(f"port {listener.getsockname()[1]} cannot be used: {error.strerror}") from error
-    serving.result()
 
 
 class _Server(uvicorn.Server):

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 class WorkerSettings:
     """`name`: the model as clients call it.
 
-    `default_max_tokens`: output when a request names none, within the context. `max_body_bytes`: of a request.
-    `max_preparing`: requests whose prompt is being made or waits for it. `max_pending`: pieces kept for a client that
-    reads slowly. `prepare_threads`: rendering and tokenising happen there. `drain_s`: how long open requests may go on
-    after a stop signal.
+    `default_max_tokens`: output when a request names none, within the context. `max_body_bytes`, `body_timeout_s`: of a
+    request's body. `max_preparing`: requests whose prompt is being made or waits for it. `max_pending`: pieces kept for
+    a client that reads slowly. `prepare_threads`: rendering and tokenising happen there. `drain_s`: how long open
+    requests may go on after a stop signal.
     """
 
     name: str
@@ -18,6 +18,7 @@ class WorkerSettings:
     default_max_tokens: int
     drain_s: float = 30.0
     max_body_bytes: int = 16 << 20
+    body_timeout_s: float = 30.0
     max_preparing: int = 256
     max_pending: int = 1024
     prepare_threads: int = 2

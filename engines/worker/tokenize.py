@@ -39,9 +39,9 @@ class TextEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        exchange = Exchange(scope, receive, send)
+        exchange, settings = Exchange(scope, receive, send), self._service.settings
         try:
-            body = await exchange.read_body(self._service.settings.max_body_bytes)
+            body = await exchange.read_body(settings.max_body_bytes, settings.body_timeout_s)
             answer = await self._service.prepare(lambda: self._answer(self._service, body))
             await exchange.send_json(200, answer, [(b"content-type", b"application/json")])
         except ApiError as error:

@@ -6,7 +6,9 @@ import httpx
 import msgspec
 import pytest
 
+from engines.core.plan import EngineFault
 from engines.fake.model import SPECIALS
+from engines.fake.runner import FakeRunner
 from engines.worker.app import build_app
 from engines.worker.generate import GenerateEndpoint
 from tests.engines.worker.scripted import AsgiConnection, eventually
@@ -437,3 +439,25 @@ async def test_a_fault_of_ours_is_a_500_in_openais_shape(service, monkeypatch):
         error = (await post(client, chat(), status=500)).json()["error"]
     assert (error["type"], error["code"]) == ("server_error", "internal_error")
     assert b'outcome="failed"} 1.0' in service.metrics.exposition()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_fault_of_the_engine_ends_only_what_it_hit(make_service, monkeypatch, stream):
+    """As an event in the stream, as a status elsewhere; the worker stays healthy and the next request is served."""
+    execute = FakeRunner.execute
+
+    def faulty(runner, plan):
+        if plan.number == 5:
+            raise EngineFault("the device is gone")
+        return execute(runner, plan)
+
+    monkeypatch.setattr(FakeRunner, "execute", faulty)
+    service = make_service(fake_eos_every=0)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(build_app(service)), base_url="http://w") as client:
+        response = await client.post("/v1/chat/completions", json=chat("x", max_tokens=50, stream=stream))
+        assert response.status_code == (200 if stream else 500)
+        assert "the engine failed" in response.text
+        assert "device is gone" not in response.text
+        assert "[DONE]" not in response.text
+        assert (await client.get("/health")).status_code == 200
+        await post(client, chat())

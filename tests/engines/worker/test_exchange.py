@@ -16,21 +16,32 @@ def exchange(connection: AsgiConnection) -> Exchange:
 
 async def test_a_body_is_read_in_pieces_up_to_its_bound():
     """The bound itself still passes."""
-    assert await exchange(AsgiConnection(b"ab", b"", b"cd")).read_body(4) == b"abcd"
+    assert await exchange(AsgiConnection(b"ab", b"", b"cd")).read_body(4, 30) == b"abcd"
 
 
 @pytest.mark.parametrize("headers", [[], [(b"content-length", b"5")]])
 async def test_a_body_over_the_bound_is_a_413(headers):
     """Known from the header where there is one, else as soon as it is read."""
     with pytest.raises(ApiError) as caught:
-        await exchange(AsgiConnection(b"abc", b"de", headers=headers)).read_body(4)
+        await exchange(AsgiConnection(b"abc", b"de", headers=headers)).read_body(4, 30)
     assert caught.value.status == 413
+
+
+async def test_a_body_that_does_not_arrive_is_a_408():
+    """A connection that only opens cannot hold a place for ever."""
+    connection = AsgiConnection()
+    waiting = exchange(connection)
+    with pytest.raises(ApiError) as caught:
+        await waiting.read_body(4, 0.01)
+    assert caught.value.status == 408
+    await waiting.send_error(caught.value)
+    assert (b"connection", b"close") in connection.sent[0]["headers"]
 
 
 async def test_a_packed_body_is_refused():
     """Unpacking is a bomb that nobody asked for."""
     with pytest.raises(ApiError) as caught:
-        await exchange(AsgiConnection(b"x", headers=[(b"content-encoding", b"gzip")])).read_body(4)
+        await exchange(AsgiConnection(b"x", headers=[(b"content-encoding", b"gzip")])).read_body(4, 30)
     assert caught.value.status == 415
 
 
@@ -39,7 +50,7 @@ async def test_a_client_may_leave_while_sending():
     connection = AsgiConnection()
     connection.leave()
     with pytest.raises(ClientGone):
-        await exchange(connection).read_body(4)
+        await exchange(connection).read_body(4, 30)
 
 
 async def test_work_ends_when_the_client_leaves():

@@ -1,0 +1,219 @@
+"""A gateway's leased units, among several gateways: what it may take now, and what it reports.
+
+The order of things keeps the sum within the limit: a gateway lowers what it may use before it says so, and raises it
+only after it was told. Knows no clock and no network.
+"""
+
+from collections.abc import Callable, Collection, Iterator
+
+from policies.leases import LEASE_S, MAX_PER_REPORT, MAX_RESOURCES, TRUSTED_RATIO, Ask, Grants, Report, family_of
+
+
+class _Holding:
+    """One resource. `allowed` counts until `valid_until`; in use may be above it after it was lowered."""
+
+    __slots__ = ("allowed", "in_use", "last_peak", "limit", "peak", "peak_since", "valid_until")
+
+    def __init__(self, now: float) -> None:
+        self.allowed = 0
+        self.in_use = 0
+        self.limit = 0
+        self.valid_until = now
+        self.peak = 0  # most wanted since `peak_since`; `last_peak`: in the window before
+        self.last_peak = 0
+        self.peak_since = now
+
+    def note(self, wanted: int, now: float, window_s: float) -> None:
+        """Take in a demand, and let the demand of two windows ago be forgotten."""
+        age_s = now - self.peak_since
+        if age_s >= window_s:
+            self.last_peak = self.peak if age_s < 2 * window_s else 0
+            self.peak = 0
+            self.peak_since = now
+        self.peak = max(self.peak, wanted)
+
+    @property
+    def wanted(self) -> int:
+        return max(self.in_use, min(self.limit, max(self.peak, self.last_peak)))
+
+
+class LocalHoldings:
+    """`Holdings` of one gateway among several.
+
+    `gateway`: unique to this run of the process. `on_press`: called when a report should go out soon; at most once
+    until `due` was asked. `fallback_families`: resources of which `limit // num_gateways` may be used once the lease
+    has been over for half a lease. That keeps the sum within the limit when the store is away for all gateways, but not
+    when it is away for some: then each that is cut off may add its share. Empty: nothing new without a lease.
+    """
+
+    def __init__(
+        self,
+        gateway: str,
+        *,
+        lease_s: float = LEASE_S,
+        fallback_families: Collection[str] = (),
+        max_resources: int = MAX_RESOURCES,
+        on_press: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.gateway = gateway
+        self.lease_s = lease_s
+        self.on_press = on_press
+        self.num_gateways = 0  # living ones, as last told; 0: never told
+        self._fallback_families = frozenset(fallback_families)
+        self._max_resources = max_resources
+        self._window_s = lease_s / 4
+        self._holdings: dict[str, _Holding] = {}
+        self._pressed: dict[str, None] = {}
+        self._epoch = 0
+        self._seq = 0
+        self._joined_at = 0.0
+        self._renewed_at = float("-inf")
+
+    def try_take(self, resource: str, limit: int, now: float, waiting: int = 1) -> bool:
+        """Whether a unit was taken. A refusal is noted as demand, and pressed for if another gateway may have one."""
+        holding = self._holdings.get(resource)
+        if holding is None:
+            if limit <= 0 or len(self._holdings) >= self._max_resources:
+                return False
+            holding = self._holdings[resource] = _Holding(now)
+        holding.limit = limit
+        if holding.in_use < self._usable(resource, holding, now):
+            holding.in_use += 1
+            holding.note(holding.in_use, now, self._window_s)
+            return True
+        holding.note(holding.in_use + waiting, now, self._window_s)
+        if holding.in_use < limit:
+            self._press(resource)
+        return False
+
+    def give_back(self, resource: str) -> None:
+        """A taken unit is free again; if it was lent beyond what is allowed now, it goes back to the others soon."""
+        holding = self._holdings.get(resource)
+        assert holding is not None and holding.in_use > 0, f"{resource} was given back more often than taken"
+        holding.in_use -= 1
+        if holding.in_use >= holding.allowed:
+            self._press(resource)
+
+    def relimit(self, resource: str, limit: int) -> None:
+        """A limit changed; reported soon if the resource is held."""
+        holding = self._holdings.get(resource)
+        if holding is not None and holding.limit != limit:
+            holding.limit = limit
+            self._press(resource)
+
+    def overdue(self, now: float) -> dict[str, int]:
+        """Units in use beyond what this gateway may use without a valid lease.
+
+        Others are granted them a tenth of a lease later. A gateway that ends their requests in that time keeps every
+        limit exactly, also when it is cut off; one that lets them finish exceeds by them at most.
+        """
+        return {
+            resource: holding.in_use - most
+            for resource, holding in self._holdings.items()
+            if holding.in_use
+            and now >= holding.valid_until
+            and holding.in_use > (most := self._fallback(resource, holding.limit, now))
+        }
+
+    def has_lease(self, now: float) -> bool:
+        """Whether the store has answered recently enough to take anything new."""
+        return now < self._renewed_at + self.lease_s * TRUSTED_RATIO
+
+    def press(self, resources: Collection[str]) -> None:
+        """Another gateway lacks units of these: report on those that are held here soon."""
+        for resource in resources:
+            if resource in self._holdings:
+                self._press(resource)
+
+    def due(self, *, only_pressed: bool = False) -> Iterator[tuple[str, ...]]:
+        """Names for one report each, all holdings or those pressed for; at least one report, which may be empty."""
+        names = [name for name in self._pressed if name in self._holdings] if only_pressed else [*self._holdings]
+        self._pressed = {}
+        for begin in range(0, max(1, len(names)), MAX_PER_REPORT):
+            yield tuple(names[begin : begin + MAX_PER_REPORT])
+
+    def report(self, names: Collection[str], now: float) -> Report:
+        """What to tell of these resources. What is not wanted any more is given up here already."""
+        self._seq += 1
+        asks = tuple(self._ask(name, now) for name in names if name in self._holdings)
+        return Report(self.gateway, self._epoch, self._seq, now, asks)
+
+    def apply(self, report: Report, grants: Grants) -> bool:
+        """Take in the answer; whether any resource has more now than before. A stale one changes nothing."""
+        if grants.is_stale or report.seq != self._seq:
+            return False
+        if grants.epoch != self._epoch:
+            self._join(grants, report.sent_at)
+        self.num_gateways = grants.num_gateways
+        self._renewed_at = report.sent_at
+        is_raised = False
+        for ask, allowed in zip(report.asks, grants.allowed, strict=True):
+            is_raised |= self._allow(ask, allowed, report.sent_at)
+        return is_raised
+
+    def release(self) -> None:
+        """Want nothing any more and give up all that is not in use; for a gateway that stops."""
+        for holding in self._holdings.values():
+            holding.allowed = holding.peak = holding.last_peak = 0
+
+    def statistics(self) -> dict[str, int]:
+        """`units_held`: those in use and those ready to be taken."""
+        holdings = self._holdings.values()
+        return {
+            "units_in_use": sum(holding.in_use for holding in holdings),
+            "units_held": sum(max(holding.in_use, holding.allowed) for holding in holdings),
+            "resources": len(holdings),
+        }
+
+    def __repr__(self) -> str:
+        counts = " ".join(f"{name}={count}" for name, count in self.statistics().items())
+        return f"<LocalHoldings {self.gateway} of {self.num_gateways} {counts}>"
+
+    def _usable(self, resource: str, holding: _Holding, now: float) -> int:
+        if now < holding.valid_until:
+            return min(holding.limit, holding.allowed)
+        return self._fallback(resource, holding.limit, now)
+
+    def _fallback(self, resource: str, limit: int, now: float) -> int:
+        """Half a lease after its own lease every other gateway's has ended too, if the store is away for all.
+
+        A gateway that had just joined has none: the others may not have been told to count it.
+        """
+        if family_of(resource) not in self._fallback_families or not self.num_gateways:
+            return 0
+        if self._renewed_at - self._joined_at < self.lease_s / 2 or now < self._renewed_at + 1.5 * self.lease_s:
+            return 0
+        return limit // self.num_gateways
+
+    def _press(self, resource: str) -> None:
+        is_first = not self._pressed
+        self._pressed[resource] = None
+        if is_first:
+            self.on_press()
+
+    def _ask(self, resource: str, now: float) -> Ask:
+        holding = self._holdings[resource]
+        holding.note(holding.in_use, now, self._window_s)
+        if now >= holding.valid_until or not holding.wanted:
+            holding.allowed = 0
+        most = max(holding.allowed, self._fallback(resource, holding.limit, now), holding.in_use)
+        return Ask(resource, most, holding.in_use, holding.wanted, holding.limit)
+
+    def _join(self, grants: Grants, sent_at: float) -> None:
+        """The store counts us anew. Unless it is itself recovering what was granted, nothing else is ours any more."""
+        if not grants.is_recovering:
+            for holding in self._holdings.values():
+                holding.allowed = 0
+        self._epoch = grants.epoch
+        self._joined_at = sent_at
+
+    def _allow(self, ask: Ask, allowed: int, sent_at: float) -> bool:
+        holding = self._holdings[ask.resource]
+        is_raised = allowed > holding.allowed
+        holding.allowed = allowed
+        holding.valid_until = sent_at + self.lease_s * TRUSTED_RATIO
+        if not ask.held and not allowed and not holding.wanted:
+            del self._holdings[ask.resource]
+        elif max(allowed, holding.in_use) < ask.held:
+            self._press(ask.resource)
+        return is_raised
