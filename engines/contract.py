@@ -44,13 +44,18 @@ class ReplicaError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
-    """What an engine can do that the gateway acts on. `max_prefix_hit_report`: usage carries cached tokens."""
+    """What an engine can do that the gateway acts on.
+
+    `priority`: it reads urgent prompts first. `leaves_bulk_out`: it leaves resident bulk out of steps that would take
+    longer than people should wait, so nobody needs to count its bulk.
+    """
 
     cache_salt: bool = False
     priority: bool = False
     reports_cached_tokens: bool = False
     forbids_unknown_fields: bool = False
     tokenize: bool = False
+    leaves_bulk_out: bool = False
 
 
 @dataclass(frozen=True, slots=True)

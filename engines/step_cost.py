@@ -19,8 +19,8 @@ class StepCost:
     per_row_s: float = 0.0
     per_prefill_token_s: float = 0.0
 
-    def seconds(self, rows: int, prefill_tokens: int) -> float:
-        """Modelled duration of a step."""
+    def seconds(self, rows: float, prefill_tokens: float) -> float:
+        """Modelled duration of a step; fractions are means over several."""
         return self.base_s + self.per_row_s * rows + self.per_prefill_token_s * prefill_tokens
 
 
@@ -61,8 +61,8 @@ class StepCostFitter:
         """Steps seen."""
         return self._num_observations
 
-    def observe(self, rows: int, prefill_tokens: int, seconds: float) -> None:
-        """Learn from one step. Steps without rows and tokens, or with a senseless time, are ignored."""
+    def observe(self, rows: float, prefill_tokens: float, seconds: float) -> None:
+        """Learn from one step, or the mean of several. Steps without rows and tokens, or with a senseless time, are ignored."""
         if rows + prefill_tokens <= 0 or not 0 < seconds < float("inf"):
             return
         modelled = self._cost.seconds(rows, prefill_tokens)

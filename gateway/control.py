@@ -111,7 +111,7 @@ class Control:
         """The workers that live now."""
         try:
             self._parts.fleet.announce(msgspec.json.decode(await request.body(), type=Announcement))
-        except (msgspec.MsgspecError, ValueError) as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             return _problem(Problem(400, str(error), "invalid_request_error"))
         return _json({"replicas": len(self._parts.router.pool)})
 
@@ -122,7 +122,7 @@ class Control:
             query = self._query(asked)
         except ClientError as error:
             return _problem(error.problem)
-        except (msgspec.MsgspecError, ValueError) as error:
+        except (msgspec.MsgspecError, ValueError, RecursionError) as error:
             return _problem(Problem(400, str(error), "invalid_request_error"))
         decision = self._parts.router.route(query, self._parts.clock())
         if isinstance(decision, RouteDecision):

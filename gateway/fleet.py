@@ -6,6 +6,7 @@ is ready. Decides nothing about requests.
 
 import asyncio
 import os
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Annotated
@@ -15,7 +16,7 @@ import msgspec
 from engines.adapters import adapter_for
 from engines.contract import EngineAdapter, Fault, Headers, LoadReport, ReplicaError
 from engines.upstream import Upstream, UpstreamLimits
-from gateway.settings import ReplicaSection, Settings
+from gateway.settings import ConfigError, ReplicaSection, Settings
 from observability import logs
 from routing.health import Probe, ProbeHistory
 from routing.pool import ReplicaPool
@@ -242,7 +243,11 @@ def _of_section(section: ReplicaSection) -> AnnouncedReplica:
 
 
 def _api_key(section: ReplicaSection) -> str | None:
-    return os.environ.get(section.api_key_env) if section.api_key_env else None
+    """The engine's key, None without one. Raises `ConfigError` for what no header can carry; a final newline is cut."""
+    key = os.environ.get(section.api_key_env, "").strip() if section.api_key_env else ""
+    if key and not re.fullmatch(r"[\x21-\x7e]+", key):
+        raise ConfigError(f"replicas: {section.name}: {section.api_key_env} must hold visible ASCII without spaces")
+    return key or None
 
 
 def _in_use(upstream: Upstream) -> int:

@@ -130,6 +130,7 @@ class Lifecycle:
         call.traceparent = read_traceparent(call.incoming)
         key = prefix_key(model, principal.tenant.cache_salt, request.segments, home_segments=request.home_segments)
         query = RouteQuery(model, key, lane, principal.tenant.project_id, request.max_output_tokens or 0)
+        num_headers = len(call.headers)
         with self._reserve(principal, lane, call.headers) as reservation:
             if request.is_streaming:
                 call.answer.admit()
@@ -138,6 +139,8 @@ class Lifecycle:
             except Refused:
                 if not call.story.attempts:
                     reservation.undo()  # it never had a turn: the refusal leaves every counter as it was
+                    del call.headers[num_headers:]
+                    self._tell_standing(principal, call.headers)
                 raise
 
     def _authenticate(self, incoming: Incoming) -> Principal:
@@ -148,19 +151,21 @@ class Lifecycle:
 
     def _reserve(self, principal: Principal, lane: Lane, headers: Headers) -> Reservation:
         """Hold this request's share of the tenant's limits; the headers tell what is left, refused or not."""
-        now = self._parts.clock()
-        reservation = self._parts.quotas.reserve(principal.tenant, lane, now)
-        standing = self._parts.quotas.standing(principal.tenant, now)
+        reservation = self._parts.quotas.reserve(principal.tenant, lane, self._parts.clock())
+        self._tell_standing(principal, headers)
+        if isinstance(reservation, Rejected):
+            code, wait_s = reservation.reason.value, reservation.retry_after_s
+            raise Refused(reservation.message, code=code, status=429, retry_after_s=wait_s)
+        return reservation
+
+    def _tell_standing(self, principal: Principal, headers: Headers) -> None:
+        standing = self._parts.quotas.standing(principal.tenant, self._parts.clock())
         if standing is not None:
             headers += [
                 (b"x-ratelimit-limit-requests", b"%d" % standing.limit),
                 (b"x-ratelimit-remaining-requests", b"%d" % standing.remaining),
                 (b"x-ratelimit-reset-requests", b"%ds" % math.ceil(standing.reset_s)),
             ]
-        if isinstance(reservation, Rejected):
-            code, wait_s = reservation.reason.value, reservation.retry_after_s
-            raise Refused(reservation.message, code=code, status=429, retry_after_s=wait_s)
-        return reservation
 
     async def _attempts(self, call: _Call, query: RouteQuery) -> None:
         """Try one replica after another, until one answers or content has been sent. A retry takes a new turn."""
@@ -170,17 +175,21 @@ class Lifecycle:
             call.answer.silence = partial(self._queue_comment, query)
             try:
                 async with self._parts.dispatch.turn(query, self._max_wait_s(query.lane, call.deadline)) as turn:
+                    if last is not None and not self._parts.retries.spend():
+                        raise last
                     call.answer.silence = keep_alive
                     await self._attempt(call, turn)
                     return
-            except NoTurn:
-                if last is not None:
+            except Refused as refused:
+                if last is not None and isinstance(refused, NoTurn):
                     raise last from None
+                if self._is_past(call.deadline):
+                    raise _deadline_passed() from None
                 raise
             except ReplicaError as error:
-                if not self._may_retry(call, error):
-                    raise
                 last = _sooner(last, error)
+                if not self._may_retry(call, error):
+                    raise last from None
                 assert call.story.decision is not None, "an attempt that failed was routed"
                 query = replace(query, excluded=query.excluded | {call.story.decision.chosen})
 
@@ -189,7 +198,7 @@ class Lifecycle:
             error.fault in _RETRIABLE
             and not call.answer.has_content
             and call.story.attempts < self._parts.settings.retries.max_attempts
-            and self._parts.retries.spend()
+            and self._parts.retries.can_spend()
         )
 
     async def _attempt(self, call: _Call, turn: Turn) -> None:
@@ -206,6 +215,8 @@ class Lifecycle:
         try:
             relayed = await relay.run(self._send(call, story.request, turn, relay))
         except ReplicaError as error:
+            if error.fault is Fault.TIMEOUT and relay.relayed.first_content_at is None and self._is_past(call.deadline):
+                raise _deadline_passed() from None  # the client's own haste says nothing of the replica
             parts.router.observe_failure(turn.lease, error.fault, parts.clock(), retry_after_s=error.retry_after_s)
             raise
         finally:
@@ -261,15 +272,23 @@ class Lifecycle:
             return wait_s
         left_s = deadline - self._parts.clock()
         if left_s <= 0:
-            message = "the deadline has passed"
-            raise Refused(message, code="deadline", status=504, retry_after_s=None, outcome=Outcome.TIMED_OUT)
+            raise _deadline_passed()
         return min(wait_s, left_s)
+
+    def _is_past(self, deadline: float | None) -> bool:
+        """Timers may fire a little early: what is as good as past is past."""
+        return deadline is not None and self._parts.clock() >= deadline - 0.005
 
     def _queue_comment(self, query: RouteQuery) -> bytes:
         place = self._parts.dispatch.place_of(query)
         if place is None:
             return keep_alive()
         return sse.comment(f"queued position={place[0]} eta_ms={round(place[1] * 1000)}")
+
+
+def _deadline_passed() -> Refused:
+    message = "the deadline has passed"
+    return Refused(message, code="deadline", status=504, retry_after_s=None, outcome=Outcome.TIMED_OUT)
 
 
 def _sooner(last: ReplicaError | None, error: ReplicaError) -> ReplicaError:

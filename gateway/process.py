@@ -85,14 +85,15 @@ async def _serve(gateway: Gateway, settings: Settings, listener: socket.socket, 
         stopping = group.create_task(_stop_when_told(stop, gateway, public))
         await asyncio.wait([serving])
         stopping.cancel()
+        gateway.parts.recorder.flush()  # uvicorn does not end the lifespan, which does it too, when it is in a hurry
         private.should_exit = True
         await asyncio.wait([controlling])
 
 
 def _on_signal(stop: asyncio.Event, public: server.QuietServer) -> None:
-    """The first signal drains, the second ends at once."""
+    """The first signal drains, the second ends the grace."""
     if stop.is_set():
-        public.force_exit = True
+        public.end_grace()
     stop.set()
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import uvicorn
 
 LISTEN_BACKLOG = 4096
+LAST_WORDS_S = 0.5  # chosen: enough to write an error event to a client that reads
 UNREADY_BEFORE_CLOSE_S = 0.3  # chosen: a load balancer on this node sees the red readiness before connects fail
 
 
@@ -23,6 +24,12 @@ class QuietServer(uvicorn.Server):
         """Start as uvicorn does, then say so."""
         await super().startup(sockets)
         self.listening.set()
+
+    def end_grace(self) -> None:
+        """Let open answers end now, each with its error event; whoever does not read that is not waited for."""
+        for task in list(self.server_state.tasks):
+            task.cancel()
+        asyncio.get_running_loop().call_later(LAST_WORDS_S, setattr, self, "force_exit", True)
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -67,7 +74,8 @@ def control_plane(app: object) -> QuietServer:
 def listen(host: str, port: int) -> socket.socket:
     """A listening TCP socket. Raises `OSError` if the address cannot be had."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # Named TCP, or asyncio does not set TCP_NODELAY on what it accepts.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind((host, port))

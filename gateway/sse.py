@@ -38,9 +38,9 @@ class EventReader:
         return _payload(self._pending.rstrip(b"\n"))
 
     def _joined(self, data: bytes) -> bytes:
-        if self._after_cr and data.startswith(b"\n"):
-            data = data[1:]
-        self._after_cr = data.endswith(b"\r")
+        is_rest_of_crlf = self._after_cr and data.startswith(b"\n")
+        self._after_cr = data.endswith(b"\r") if data else self._after_cr
+        data = data[1:] if is_rest_of_crlf else data
         data = self._pending + data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         self._pending = b""
         if self._at_start:

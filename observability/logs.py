@@ -14,7 +14,13 @@ import structlog
 
 from observability.records import RequestRecord
 
-_SECRET = re.compile(r"(wl-[A-Za-z0-9]{4})[A-Za-z0-9_-]{8,}|((?i:bearer) )[^\s\"']{8,}")
+_SECRET = re.compile(
+    r"""(wl-[a-z0-9]{4})[a-z0-9_-]{8,}  # our own keys
+    | (\bsk-)[a-z0-9_-]{8,}  # providers' keys
+    | (\bbearer(?:\s|\\[tnr]|%20|\+)+)[^\s"'\\]{8,}
+    | (\b(?:x-api-key|authorization)\\?["']?\s*[:,=]\s*\\?["']?)[^\s"'\\,]{8,}""",
+    re.IGNORECASE | re.VERBOSE,
+)
 
 
 def configure(level: str, process: str) -> None:
@@ -54,13 +60,17 @@ def record_line(record: RequestRecord) -> bytes:
 def write_records(records: list[RequestRecord], stream: BinaryIO | None = None) -> None:
     """The lines of several requests in one write."""
     target = stream if stream is not None else sys.stderr.buffer
-    target.write(b"".join(map(record_line, records)))
+    lines = b"".join(map(record_line, records))
+    lowered = lines.lower()
+    if b"wl-" in lowered or b'"sk-' in lowered:  # a caller may give a key as a model or an id; the search costs 30 µs
+        lines = redact(lines.decode()).encode()
+    target.write(lines)
     target.flush()
 
 
 def redact(text: str) -> str:
     """The text without the secret part of any key in it."""
-    return _SECRET.sub(lambda found: (found.group(1) or found.group(2)) + "…", text)
+    return _SECRET.sub(lambda found: found.group(found.lastindex or 0) + "…", text)
 
 
 def _named(process: str) -> structlog.typing.Processor:
@@ -72,7 +82,22 @@ def _named(process: str) -> structlog.typing.Processor:
 
 
 def _dumps(event: Any, **_options: Any) -> str:
-    return msgspec.json.encode(event, enc_hook=str).decode()
+    return msgspec.json.encode(_plain(event), enc_hook=str).decode()
+
+
+def _plain(value: Any) -> Any:
+    """The value in what JSON can say: bytes as text, so that secrets in them are seen; half characters escaped."""
+    match value:
+        case str():
+            return value.encode(errors="backslashreplace").decode()
+        case bytes():
+            return value.decode("latin-1")
+        case dict():
+            return {_plain(str(key)): _plain(one) for key, one in value.items()}
+        case list() | tuple() | set() | frozenset():
+            return [_plain(one) for one in value]
+        case _:
+            return value
 
 
 def _redacted(_logger: Any, _method: str, line: Any) -> str:
@@ -84,4 +109,12 @@ class _Bridge(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         exc_info = record.exc_info if record.exc_info and record.exc_info[0] else None
-        get().log(record.levelno, "library.message", logger=record.name, message=record.getMessage(), exc_info=exc_info)
+        level = min(max(record.levelno // 10 * 10, logging.DEBUG), logging.CRITICAL)  # libraries have levels in between
+        get().log(level, "library.message", logger=record.name, message=_message(record), exc_info=exc_info)
+
+
+def _message(record: logging.LogRecord) -> str:
+    try:
+        return record.getMessage()
+    except (TypeError, ValueError, KeyError):  # a library's slip must not break its caller
+        return str(record.msg)

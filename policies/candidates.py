@@ -1,6 +1,6 @@
 """One pick's questions: who was asked, who has room, whose offer is best, and who is passed by taking it.
 
-Rows are flows in the order of their counters; in a row are the flow's entries with room, in the order of their arrival.
+Flows are in the order of their counters, a flow's entries in the order of their arrival.
 """
 
 from policies.entry import FOREVER, Entry
@@ -38,41 +38,46 @@ class Scan:
 
 
 class Candidates:
-    """Entries with room. The first of equal offers is best: of the least counter, and of the earliest arrival."""
+    """Entries with room. The first of equal offers is best: of the least counter, and of the earliest arrival.
 
-    __slots__ = ("_column", "_row", "entry", "flow", "num", "offer", "rows")
+    `heads`: the first entry with room of each flow. `behind`: by the flow's number in `heads`, the further ones.
+    """
+
+    __slots__ = ("_gain", "_place", "_row", "behind", "entry", "flow", "heads", "num", "offer")
 
     def __init__(self) -> None:
-        self.rows: list[tuple[Flow, list[Entry]]] = []
+        self.heads: list[Entry] = []
+        self.behind: dict[int, list[Entry]] = {}
         self.num = 0
         self.flow: Flow | None = None  # the best, with its entry and offer
         self.entry: Entry | None = None
         self.offer: Offer | None = None
-        self._row = self._column = 0
+        self._gain = -FOREVER
+        self._row = 0
+        self._place = 0
 
     def add_head(self, flow: Flow, head: Entry, offer: Offer) -> None:
         """The first entry with room of the next flow."""
-        self.rows.append((flow, [head]))
-        self._add(len(self.rows) - 1, 0, offer)
+        gain = offer[0]
+        if gain > self._gain or self.offer is None:
+            self._gain, self._row, self._place = gain, len(self.heads), 0
+            self.flow, self.entry, self.offer = flow, head, offer
+        self.heads.append(head)
+        self.num += 1
 
     def add_behind(self, row: int, entry: Entry, offer: Offer) -> None:
-        """A further entry of a flow that has a head here."""
-        entries = self.rows[row][1]
+        """A further entry of the flow whose head is `heads[row]`."""
+        entries = self.behind.setdefault(row, [])
         entries.append(entry)
-        self._add(row, len(entries) - 1, offer)
+        self.num += 1
+        if offer.gain > self._gain:
+            self._gain, self._row, self._place = offer.gain, row, len(entries)
+            self.flow, self.entry, self.offer = entry.flow, entry, offer
 
     def count_passed(self) -> None:
         """Taking the best passes the heads of flows with a lower counter, and those before it in its own flow."""
-        for row in range(self._row):
-            self.rows[row][1][0].passed += 1
-        if self._column:
-            for entry in self.rows[self._row][1][: self._column]:
+        for head in self.heads[: self._row + (self._place > 0)]:
+            head.passed += 1
+        if self._place > 1:
+            for entry in self.behind[self._row][: self._place - 1]:
                 entry.passed += 1
-
-    def _add(self, row: int, column: int, offer: Offer) -> None:
-        self.num += 1
-        # Among equal gains the earlier column wins by being asked first, and within a column the lower counter.
-        if self.offer is None or offer.gain > self.offer.gain:
-            self.flow, entries = self.rows[row]
-            self.entry, self.offer = entries[column], offer
-            self._row, self._column = row, column

@@ -1,12 +1,12 @@
-"""Which waiting request of which tenant is dispatched next: one queue per model, pure, told the time and asked for a pick.
+"""Which waiting request of which tenant is dispatched next: one queue per model, told the time and asked for a pick.
 
 Interactive comes first, always. Standard and bulk divide the seats they hold by their lanes' weights. Within a lane
 every flow (a tenant's entries) has a counter of weighted tokens served, divided by its weight; flows within a quantum Q
 of the least counter may be chosen for the better hit, and nobody is passed more than K times.
 
-The bound, proved in docs/design/003-fair-dispatch.md: for two flows f and g of a lane that both wait with room throughout,
-`|S_f/w_f - S_g/w_g| <= 2 * (Q + U)`, S being the service charged, corrections included, and U the most that one charge and
-the corrections of a flow's requests in flight come to, divided by its weight.
+The bound, proved in docs/design/003-fair-dispatch.md: for flows f and g of a lane that both wait with room throughout,
+`|S_f/w_f - S_g/w_g| <= 2 * (Q + U)`, where S is the service charged, corrections included, and U is the most that one
+charge and the corrections of a flow's requests in flight come to, divided by its weight.
 """
 
 from collections.abc import Iterator
@@ -35,8 +35,8 @@ class QueueFull:
 class Place:
     """An estimate of where an entry stands. `position`: dispatches of the model until its own, from 1.
 
-    `in_lane`: the same counting only its lane. Exact for one flow in one lane that nobody leaves; else it assumes that the
-    flows go by turns by their weights and that nobody comes, leaves or is barred.
+    `in_lane`: the same counting only its lane. Exact for one flow in one lane that nobody leaves; else it assumes that
+    the flows go by turns by their weights and that nobody comes, leaves or is barred.
     """
 
     position: int
@@ -46,8 +46,8 @@ class Place:
 class FairQueue:
     """The waiting entries of one model. Not for use from several threads. `now` is monotonic seconds everywhere.
 
-    The caller must call `wake` whenever a seat is given back or a replica changes, and before it picks: what had no room
-    is not asked again earlier, and the lanes' order rests on it. After `pick` returned None while
+    The caller must call `wake` whenever a seat is given back or a replica changes, and before it picks: what had no
+    room is not asked again earlier, and the lanes' order rests on it. After `pick` returned None while
     `is_scan_unfinished`, it should pick again soon, after letting others run.
     """
 
@@ -62,7 +62,7 @@ class FairQueue:
         self.is_scan_unfinished = False
 
     def __len__(self) -> int:
-        return sum(map(len, self._lanes))
+        return sum(len(lane.arrivals) for lane in self._lanes)
 
     def push(self, entry: Entry, now: float) -> QueueFull | None:
         """Queue the entry, last in its flow; None when it was. It must not be waiting anywhere."""
@@ -84,15 +84,15 @@ class FairQueue:
         """
         scan = Scan(chooser, self.settings.asks)
         self.is_scan_unfinished = False
-        for lane, served_as, arrived_by in self._turns(now):
-            if self._is_closed[served_as.rank]:
+        for lane, served_rank, arrived_by in self._turns(now):
+            if self._is_closed[served_rank]:
                 continue
-            scan.enter(served_as, arrived_by)
+            scan.enter(_LANES[served_rank], arrived_by)
             found = lane.choose(scan)
             if found is not None:
                 return self._dispatched(lane.take(found, now))
             if scan.is_closed:
-                self._is_closed[served_as.rank] = True
+                self._is_closed[served_rank] = True
             if lane.is_unfinished:  # somebody further down may have room, and a lower lane must not take it first
                 self.is_scan_unfinished = True
                 return None
@@ -133,7 +133,7 @@ class FairQueue:
         for entry in evicted:
             self._lane(entry).remove(entry, now)
         for lane in self._lanes:
-            lane.expire(now)
+            lane.flows.forget(now)
         return evicted
 
     @property
@@ -150,11 +150,11 @@ class FairQueue:
         for lane in self._lanes:
             lane.wake()
             if with_capped:
-                lane.wake_capped()
+                lane.flows.ask_capped_again()
 
     def wake_flow(self, tenant: str, lane: Lane) -> None:
         """Something that counts towards the tenant's caps in the lane was given back."""
-        self._lanes[lane.rank].wake_flow(tenant)
+        self._lanes[lane.rank].flows.ask_flow_again(tenant)
 
     def place_of(self, entry: Entry) -> Place | None:
         """Where a waiting entry stands, None if it does not wait. O(1): cheap enough for every keep-alive."""
@@ -165,8 +165,8 @@ class FairQueue:
         lane = self._lanes[rank]
         ahead = flow.place_of(entry)
         behind_in_flow = len(flow) - ahead - 1
-        turns = ahead * lane.total_weight / flow.weight
-        in_lane = max(ahead, min(int(turns), len(lane) - behind_in_flow - 1)) + 1
+        turns = ahead * lane.flows.total_weight / flow.weight
+        in_lane = max(ahead, min(int(turns), len(lane.arrivals) - behind_in_flow - 1)) + 1
         return Place(in_lane + self._above(rank, in_lane), in_lane)
 
     def depth(self, lane: Lane) -> int:
@@ -184,37 +184,41 @@ class FairQueue:
 
     def statistics(self) -> dict[str, dict[str, int]]:
         """By lane; quiescent when `waiting` and `in_flight` are 0 everywhere."""
-        return {lane.value: queue.statistics() for lane, queue in zip(_LANES, self._lanes, strict=True)}
+        return {
+            lane.value: {"waiting": len(queue.arrivals), "in_flight": queue.in_flight, **queue.flows.statistics()}
+            for lane, queue in zip(_LANES, self._lanes, strict=True)
+        }
 
     def __repr__(self) -> str:
         counts = (
-            f"{lane.value}={len(queue)}/{queue.in_flight}" for lane, queue in zip(_LANES, self._lanes, strict=True)
+            f"{lane.value}={len(queue.arrivals)}/{queue.in_flight}"
+            for lane, queue in zip(_LANES, self._lanes, strict=True)
         )
         return f"<FairQueue waiting/in flight: {' '.join(counts)}>"
 
-    def _turns(self, now: float) -> Iterator[tuple[LaneQueue, Lane, float]]:
-        """The lanes with entries in the order they may be served: (lane, served as, arrived by)."""
+    def _turns(self, now: float) -> Iterator[tuple[LaneQueue, int, float]]:
+        """The lanes with entries in the order they may be served: (lane, rank served as, arrived by)."""
         interactive, standard, bulk = self._lanes
         if interactive.arrivals:
-            yield interactive, Lane.INTERACTIVE, FOREVER
+            yield interactive, 0, FOREVER
         if bulk.arrivals and self._is_starving(now):
             assert self.settings.lift_after_s is not None, "nobody is lifted without a time"
-            yield bulk, Lane.STANDARD, now - self.settings.lift_after_s
+            yield bulk, 1, now - self.settings.lift_after_s
         standard_held = (standard.in_flight + 1) / self._weights[1]
         is_bulk_first = (bulk.in_flight + 1) / self._weights[2] < standard_held
         if bulk.arrivals and is_bulk_first:
-            yield bulk, Lane.BULK, FOREVER
+            yield bulk, 2, FOREVER
         if standard.arrivals:
-            yield standard, Lane.STANDARD, FOREVER
+            yield standard, 1, FOREVER
         if bulk.arrivals and not is_bulk_first:
-            yield bulk, Lane.BULK, FOREVER
+            yield bulk, 2, FOREVER
 
     def _is_starving(self, now: float) -> bool:
         """Whether the next entry of the bulk lane has waited long enough to be lifted."""
         lift_after_s = self.settings.lift_after_s
         if lift_after_s is None or self._num_lifted >= self.settings.lifted_at_once:
             return False
-        since = self._lanes[Lane.BULK.rank].next_since
+        since = self._lanes[2].next_since
         return since is not None and since <= now - lift_after_s
 
     def _above(self, rank: int, in_lane: int) -> int:
@@ -223,7 +227,7 @@ class FairQueue:
             return 0
         other = 3 - rank  # of standard and bulk, the one that is not asked about
         by_turns = int(in_lane * self._weights[other] / self._weights[rank])
-        return len(self._lanes[0]) + min(len(self._lanes[other]), by_turns)
+        return len(self._lanes[0].arrivals) + min(len(self._lanes[other].arrivals), by_turns)
 
     def _dispatched(self, picked: Picked) -> Picked:
         self._deadlines.discard(picked.entry)

@@ -27,14 +27,14 @@ class FairSettings:
     """Raises `ValueError` where a number makes no sense. Every number was chosen unless it says otherwise.
 
     `quantum_tokens` (Q): how far, in weighted tokens at weight 1, a flow may be ahead of the least served and still be
-    chosen for its hit. 0 is strict fairness. `skips` (K): how often an entry may be passed; 0 is first come first served
-    within a flow. `window` (W): entries of one flow looked at. `heads` (H): entries with room compared in a pick.
-    `asks`: most offers asked in a pick, those without room included.
+    chosen for its hit; 0 is strict fairness. `skips` (K): how often an entry may be passed; 0 is first come first
+    served within a flow. `window` (W): entries of one flow looked at. `heads` (H): entries with room compared in a
+    pick. `asks`: most offers asked for in a pick, those without room included.
     `output_weight`: cost of an output token in prompt tokens (2, as in VTC's evaluation).
     `lift_after_s`: a bulk entry that waited so long is served as standard; None for never. `lifted_at_once`: how many
     may be in flight, so that a long bulk queue makes progress and does not become the standard lane.
-    `debt_s`, `idle_flows`: how long, and for how many flows at most, a flow without work is remembered that got more than
-    the others.
+    `debt_s`, `idle_flows`: how long, and for how many flows at most, a flow without work is remembered that got more
+    than the others.
     """
 
     quantum_tokens: float = 8192.0

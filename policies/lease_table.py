@@ -8,6 +8,7 @@ silent for a lease. Times are whole milliseconds inside, as in Redis. Knows no c
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from policies.fair_shares import fair_shares
 from policies.leases import LEASE_S, Ask, Grants, Report
 
 RESERVE_PARTS = 8  # at most an eighth of a limit waits for gateways that have no demand yet
@@ -40,26 +41,16 @@ class _Entry:
         return self.served + self.held * (now_ms - self.at_ms)
 
 
-def fair_shares(limit: int, wants: Mapping[str, tuple[int, int]]) -> dict[str, int]:
-    """Each gateway's units by max-min fairness, from its (units wanted, quanta of service had).
+@dataclass(slots=True)
+class _Call:
+    """One report being taken in. `is_fenced`: what it says it holds was given to others already."""
 
-    Units that do not divide go to those that had the least service; so with three units and four gateways no one goes
-    without for long.
-    """
-    left, remaining = len(wants), max(0, limit)
-    level = odd = 0
-    for wanted in sorted(wanted for wanted, _ in wants.values()):
-        if wanted * left > remaining:
-            level, odd = divmod(remaining, left)
-            break
-        remaining -= wanted
-        left -= 1
-        level = wanted
-    shares = {gateway: min(wanted, level) for gateway, (wanted, _) in wants.items()}
-    short = sorted((served, gateway) for gateway, (wanted, served) in wants.items() if wanted > level)
-    for _, gateway in short[:odd]:
-        shares[gateway] += 1
-    return shares
+    gateway: str
+    epoch: int
+    now_ms: int
+    is_recovering: bool
+    is_fenced: bool
+    contended: dict[str, None]
 
 
 class LeaseTable:
@@ -82,12 +73,9 @@ class LeaseTable:
         is_recovering = now_ms < (self._recovered_ms or 0)
         is_fenced = record is None and not is_recovering
         record = self._admit(report, record, now_ms)
-        contended: list[str] = []
-        allowed = []
-        for ask in report.asks:
-            held = ask.in_use if is_fenced else ask.held
-            allowed.append(self._settle(report.gateway, ask, held, now_ms, contended, is_recovering=is_recovering))
-        return Grants(record.epoch, len(self._gateways), tuple(allowed), is_recovering, False, tuple(contended))
+        call = _Call(report.gateway, record.epoch, now_ms, is_recovering, is_fenced, {})
+        allowed = tuple(self._settle(call, ask) for ask in report.asks)
+        return Grants(record.epoch, len(self._gateways), allowed, is_recovering, False, tuple(call.contended))
 
     def bury(self, gateway: str) -> bool:
         """A gateway is known to be dead, or has ended: its units are free now. Whether it was living."""
@@ -100,6 +88,7 @@ class LeaseTable:
         self._gateways.clear()
         self._entries.clear()
         self._recovered_ms = None
+        self._last_epoch = 0
 
     def held(self, resource: str, now: float) -> dict[str, int]:
         """Units by gateway, as granted."""
@@ -143,60 +132,54 @@ class LeaseTable:
             and record.epoch == entry.epoch
         }
 
-    def _settle(
-        self, gateway: str, ask: Ask, held: int, now_ms: int, contended: list[str], *, is_recovering: bool
-    ) -> int:
+    def _settle(self, call: _Call, ask: Ask) -> int:
         """The units allowed of one resource. What is recorded as held is never less than what may be in use."""
-        entries = self._living(ask.resource, now_ms)
-        before = entries.pop(gateway, None)
-        entry = self._renewed(before, ask, held, now_ms, self._gateways[gateway].epoch, entries)
-        others = sum(other.held for other in entries.values())
-        entries[gateway] = entry
-        allowed = held if is_recovering else self._grant(gateway, entries, others, now_ms, contended, ask.resource)
+        held = ask.in_use if call.is_fenced else ask.held
+        others = self._living(ask.resource, call.now_ms)
+        before = others.pop(call.gateway, None)
+        entry = self._renewed(call, ask, held, before, others)
+        allowed = held if call.is_recovering else self._grant(call, ask.resource, entry, others)
         entry.held = max(held, allowed)
-        if entry.held == 0 and entry.wanted == 0:
-            del entries[gateway]
         freed = (before.held if before else 0) - entry.held
-        if freed > 0 and any(other.wanted > other.held for name, other in entries.items() if name != gateway):
-            contended.append(ask.resource)
-        self._entries[ask.resource] = entries
-        if not entries:
+        if freed > 0 and any(other.wanted > other.held for other in others.values()):
+            call.contended[ask.resource] = None
+        if entry.held or entry.wanted:
+            others[call.gateway] = entry
+        self._entries[ask.resource] = others
+        if not others:
             del self._entries[ask.resource]
         return allowed
 
-    def _renewed(
-        self, before: _Entry | None, ask: Ask, held: int, now_ms: int, epoch: int, others: Mapping[str, _Entry]
-    ) -> _Entry:
+    def _renewed(self, call: _Call, ask: Ask, held: int, before: _Entry | None, others: Mapping[str, _Entry]) -> _Entry:
         """The gateway's own entry; a newcomer has had as much service as the least served, so none can be hoarded."""
+        now_ms = call.now_ms
         if before is not None:
             served = before.served_by(now_ms)
         else:
             served = min((other.served_by(now_ms) for other in others.values() if other.wanted), default=0)
         expires_ms = now_ms + self._lease_ms
-        return _Entry(epoch, held, ask.in_use, ask.wanted, ask.limit, expires_ms, served, now_ms)
+        return _Entry(call.epoch, held, ask.in_use, ask.wanted, ask.limit, expires_ms, served, now_ms)
 
-    def _grant(
-        self, gateway: str, entries: Mapping[str, _Entry], others: int, now_ms: int, contended: list[str], resource: str
-    ) -> int:
+    def _grant(self, call: _Call, resource: str, entry: _Entry, others: Mapping[str, _Entry]) -> int:
         """The gateway's share now: more only out of units nobody holds, less as soon as it has them unused."""
-        entry = entries[gateway]
         quantum = max(1, self._lease_ms // QUANTA_PER_LEASE)
+        everyone = {**others, call.gateway: entry}
         wants = {
-            name: (other.wanted, other.served_by(now_ms) // quantum) for name, other in entries.items() if other.wanted
+            name: (one.wanted, one.served_by(call.now_ms) // quantum) for name, one in everyone.items() if one.wanted
         }
-        limit = min(other.limit for other in entries.values())  # a lowered limit holds as soon as one has heard of it
+        limit = min(one.limit for one in everyone.values())  # a lowered limit holds as soon as one has heard of it
         num_gateways = len(self._gateways)
         limit -= (num_gateways - len(wants)) * (limit // (RESERVE_PARTS * num_gateways))
         shares = fair_shares(limit, wants)
-        share = shares.get(gateway, 0)
+        share = shares.get(call.gateway, 0)
         if entry.wanted:
             spare = max(0, limit - sum(shares.values()))
             share += min((entry.wanted + 1) // 2, spare // 2)  # so that a small rise needs no round trip
         if share <= entry.held:
             return share
-        allowed = max(entry.held, min(share, limit - others))
+        allowed = max(entry.held, min(share, limit - sum(one.held for one in others.values())))
         if allowed < min(share, entry.wanted) and any(
-            other.held > max(other.in_use, shares.get(name, 0)) for name, other in entries.items() if name != gateway
+            one.held > max(one.in_use, shares.get(name, 0)) for name, one in others.items()
         ):
-            contended.append(resource)
+            call.contended[resource] = None
         return allowed

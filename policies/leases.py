@@ -5,7 +5,7 @@ reports and grants (`policies/lease_table.py` is the rule on the other side). On
 nothing new, so that the sum over all gateways stays within the limit. Knows no clock and no network.
 """
 
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,6 +20,16 @@ MAX_RESOURCES = 65_536  # of one gateway; the idle ones are dropped within a lea
 def seat(replica: str) -> str:
     """The seats of a replica."""
     return f"seat:{replica}"
+
+
+def seats(replica: str, lane: Lane, limits: Sequence[int]) -> Iterator[tuple[str, int]]:
+    """(resource, limit) of each unit that a request of this lane takes on a replica.
+
+    `limits`: seats below which each lane, by rank, may take one. A lower lane takes a unit at every level down to its
+    own, so that what is reserved for a higher lane stays free over all gateways together.
+    """
+    for above in sorted(Lane, key=lambda one: one.rank)[: lane.rank + 1]:
+        yield f"{seat(replica)}:{above.value}", limits[above.rank]
 
 
 def cap(project_id: str, lane: Lane) -> str:
@@ -66,7 +76,7 @@ class Report:
 class Grants:
     """The answer to one report. `allowed`: units, in the order of the asks.
 
-    `is_stale`: the report was overtaken by a later one and changed nothing. `is_recovering`: nothing new is granted yet.
+    `is_stale`: the report was overtaken by a later one and changed nothing. `is_recovering`: nothing new is granted.
     `contended`: resources that another gateway should report on now, for the table's host to pass on.
     """
 

@@ -41,8 +41,8 @@ class LocalHoldings:
     """`Holdings` of one gateway among several.
 
     `gateway`: unique to this run of the process. `on_press`: called when a report should go out soon; at most once
-    until `due` was asked. `fallback_families`: resources of which `limit // num_gateways` may be used once the lease
-    has been over for half a lease. That keeps the sum within the limit when the store is away for all gateways, but not
+    until `due` was asked. `fallback_families`: resources of which `limit // num_gateways` may be used once the store
+    has not answered for a lease. That keeps the sum within the limit when the store is away for all gateways, but not
     when it is away for some: then each that is cut off may add its share. Empty: nothing new without a lease.
     """
 
@@ -68,6 +68,7 @@ class LocalHoldings:
         self._seq = 0
         self._joined_at = 0.0
         self._renewed_at = float("-inf")
+        self._failed_at: tuple[float, float] | None = None  # when the first and the last report since then failed
 
     def try_take(self, resource: str, limit: int, now: float, waiting: int = 1) -> bool:
         """Whether a unit was taken. A refusal is noted as demand, and pressed for if another gateway may have one."""
@@ -89,7 +90,8 @@ class LocalHoldings:
     def give_back(self, resource: str) -> None:
         """A taken unit is free again; if it was lent beyond what is allowed now, it goes back to the others soon."""
         holding = self._holdings.get(resource)
-        assert holding is not None and holding.in_use > 0, f"{resource} was given back more often than taken"
+        assert holding is not None, f"{resource} was given back and never taken"
+        assert holding.in_use > 0, f"{resource} was given back more often than taken"
         holding.in_use -= 1
         if holding.in_use >= holding.allowed:
             self._press(resource)
@@ -146,10 +148,16 @@ class LocalHoldings:
             self._join(grants, report.sent_at)
         self.num_gateways = grants.num_gateways
         self._renewed_at = report.sent_at
+        self._failed_at = None
         is_raised = False
         for ask, allowed in zip(report.asks, grants.allowed, strict=True):
             is_raised |= self._allow(ask, allowed, report.sent_at)
         return is_raised
+
+    def fail(self, report: Report) -> None:
+        """There was no answer to the report; whether the store took it in is unknown, and does not matter."""
+        first_at = report.sent_at if self._failed_at is None else self._failed_at[0]
+        self._failed_at = (first_at, report.sent_at)
 
     def release(self) -> None:
         """Want nothing any more and give up all that is not in use; for a gateway that stops."""
@@ -175,15 +183,19 @@ class LocalHoldings:
         return self._fallback(resource, holding.limit, now)
 
     def _fallback(self, resource: str, limit: int, now: float) -> int:
-        """Half a lease after its own lease every other gateway's has ended too, if the store is away for all.
+        """What may be used without a lease, if the store is away for all: then every lease has ended by now.
 
-        A gateway that had just joined has none: the others may not have been told to count it.
+        Each of the conditions keeps the shares of all gateways within the limit: this one was counted by the others
+        (it had not just joined, and was in good standing when the store went away), it counted them, and it has not
+        been frozen meanwhile (it saw the store fail just now).
         """
-        if family_of(resource) not in self._fallback_families or not self.num_gateways:
+        if self._failed_at is None or not self.num_gateways or family_of(resource) not in self._fallback_families:
             return 0
-        if self._renewed_at - self._joined_at < self.lease_s / 2 or now < self._renewed_at + 1.5 * self.lease_s:
-            return 0
-        return limit // self.num_gateways
+        first_at, last_at = self._failed_at
+        half_s = self.lease_s / 2
+        had_been_counted = self._renewed_at - self._joined_at >= half_s and first_at - self._renewed_at <= half_s
+        is_away_for_long = now >= first_at + self.lease_s and now - last_at <= half_s
+        return limit // self.num_gateways if had_been_counted and is_away_for_long else 0
 
     def _press(self, resource: str) -> None:
         is_first = not self._pressed

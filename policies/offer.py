@@ -1,7 +1,7 @@
-"""What the chooser answers when the fair queue asks about one waiting entry: the best seat for it now, or why there is none.
+"""What the chooser answers about one waiting entry: the best seat for it now, or why there is none.
 
-The queue knows nothing of replicas, hits or caps; whoever knows them answers. Live traffic, the simulator and the property
-tests pass different choosers to the same queue.
+The queue knows nothing of replicas, hits or caps; whoever knows them answers. Live traffic, the simulator and the
+property tests pass different choosers to the same queue.
 """
 
 from collections.abc import Callable

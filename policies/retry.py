@@ -19,9 +19,13 @@ class RetryBudget:
         """One request began."""
         self._saved = min(MIN_RETRIES, self._saved + self._ratio)
 
+    def can_spend(self) -> bool:
+        """Whether one retry could be made now. Changes nothing."""
+        return self._saved >= 1.0
+
     def spend(self) -> bool:
         """Whether one retry may be made; it is paid for then."""
-        if self._saved < 1.0:
+        if not self.can_spend():
             return False
         self._saved -= 1.0
         return True

@@ -18,6 +18,7 @@ class Rejection(Enum):
     ASIDE = "asked to be left alone"
     FAILING = "failing"
     NO_SEAT = "no free seat in the lane"
+    BARRED = "no free seat there for this tenant"
 
 
 _READY = ReplicaState.READY  # a global: looking a member up costs more than the test, once per replica and request
@@ -26,7 +27,7 @@ _READY = ReplicaState.READY  # a global: looking a member up costs more than the
 def rejection(replica: Replica, query: RouteQuery, rank: int, may_use: MayUse | None, now: float) -> Rejection | None:
     """Why the replica (of the right model) cannot take the request now, or None if it can; the first reason that holds.
 
-    `rank`: of the query's lane. A missing seat comes last: it alone is worth waiting for.
+    `rank`: of the query's lane. Missing seats come last: they alone are worth waiting for.
     """
     if replica.state is not _READY:
         return Rejection.NOT_READY
@@ -37,6 +38,8 @@ def rejection(replica: Replica, query: RouteQuery, rank: int, may_use: MayUse | 
     breaker = replica.breaker
     if not breaker.can_try(now):
         return Rejection.ASIDE if breaker.is_aside(now) else Rejection.FAILING
-    if replica.num_in_flight >= replica.seat_limits[rank]:
+    if replica.num_in_flight >= replica.seat_limits[rank] or replica.in_flight[rank] >= replica.lane_seats[rank]:
         return Rejection.NO_SEAT
+    if query.barred and replica.name in query.barred:
+        return Rejection.BARRED
     return None

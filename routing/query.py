@@ -11,7 +11,8 @@ from policies.lane import Lane
 class RouteQuery:
     """One request, as far as its place is concerned. `model`: the resolved name, never an alias.
 
-    `max_output_tokens`: an estimate, 0 if unknown. `excluded`: names of replicas already tried.
+    `max_output_tokens`: an estimate, 0 if unknown. `excluded`: names of replicas already tried. `barred`: names of
+    replicas that have no seat for this tenant now, whatever the others may take there.
     """
 
     model: str
@@ -20,3 +21,4 @@ class RouteQuery:
     project_id: str
     max_output_tokens: int = 0
     excluded: AbstractSet[str] = frozenset()
+    barred: AbstractSet[str] = frozenset()

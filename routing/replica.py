@@ -3,14 +3,20 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import TYPE_CHECKING
 
 from cache_affinity.fusion import HitConfidence
 from cache_affinity.shadow import ShadowIndex
 from engines.contract import Capabilities
 from policies.lane import Lane
 from routing.breaker import Breaker
+from routing.step_model import StepModel
 from routing.ttft import TtftModel
 
+if TYPE_CHECKING:
+    from routing.lease import Lease
+
+UNLIMITED = (1 << 30,) * len(Lane)  # until somebody sets less
 ROW_TOKENS = 256  # chosen: a request in flight weighs on its replica like a prompt of this many tokens
 
 
@@ -55,14 +61,18 @@ class Replica:
 
     `in_flight`: open leases by lane rank. `outstanding_tokens`: uncached prompt tokens given to it and not read yet.
     `work_tokens`: outstanding tokens plus `ROW_TOKENS` for each open lease; what load is judged by.
-    `seat_limits`: open leases below which a lane (by rank) may still be given a seat.
+    `seat_limits`: open leases below which a lane (by rank) may still be given a seat. `lane_seats`: open leases of its
+    own below which it may, too; `bulk_seats`: what bulk may come to hold. `unread`: leases whose prompt is not known to
+    be read.
     """
 
     __slots__ = (
         "breaker",
+        "bulk_seats",
         "confidence",
         "in_flight",
         "joined_at",
+        "lane_seats",
         "name",
         "name_bytes",
         "num_in_flight",
@@ -71,7 +81,9 @@ class Replica:
         "shadow",
         "spec",
         "state",
+        "steps",
         "ttft",
+        "unread",
         "work_tokens",
     )
 
@@ -86,9 +98,13 @@ class Replica:
         self.outstanding_tokens = 0
         self.work_tokens = 0
         self.seat_limits = seat_limits
+        self.lane_seats = UNLIMITED
+        self.bulk_seats = UNLIMITED[Lane.BULK.rank]
+        self.unread: set["Lease"] = set()
         self.shadow = shadow
         self.confidence = HitConfidence()
         self.ttft = TtftModel()
+        self.steps = StepModel()
         self.breaker = Breaker()
 
     def __repr__(self) -> str:
@@ -105,14 +121,18 @@ class Replica:
         return self.spec.generation
 
     def has_seat(self, lane: Lane) -> bool:
-        """Whether a request of this lane may be given a seat: the last seats are reserved for higher lanes."""
-        return self.num_in_flight < self.seat_limits[lane.rank]
+        """Whether a request of this lane may be given a seat: the last are reserved for higher lanes."""
+        rank = lane.rank
+        return self.num_in_flight < self.seat_limits[rank] and self.in_flight[rank] < self.lane_seats[rank]
 
     def restart(self, now: float) -> None:
         """For `ReplicaPool` alone: its process is another one. Open leases stay counted until they end."""
         self.shadow.forget()
         self.confidence = HitConfidence()
         self.ttft = TtftModel()
+        self.steps = StepModel()
+        self.lane_seats = UNLIMITED
+        self.bulk_seats = UNLIMITED[Lane.BULK.rank]
         self.breaker = Breaker()
         self.joined_at = now
         if self.state is not ReplicaState.DRAINING:

@@ -113,7 +113,7 @@ class Router:
 
     def _absence(self, filtered: tuple[tuple[str, Rejection], ...], now: float) -> NoReplica | Full:
         reasons = [reason for _, reason in filtered]
-        num_full = reasons.count(Rejection.NO_SEAT)
+        num_full = reasons.count(Rejection.NO_SEAT) + reasons.count(Rejection.BARRED)
         if num_full:
             return Full(num_full, filtered)
         for reason, absence in _ABSENCES:

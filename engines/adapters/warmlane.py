@@ -13,7 +13,9 @@ class WarmlaneAdapter(PlainAdapter):
     """A worker started by `warmlane up` or `warmlane worker`."""
 
     kind = "warmlane"
-    capabilities = Capabilities(cache_salt=True, priority=True, reports_cached_tokens=True, tokenize=True)
+    capabilities = Capabilities(
+        cache_salt=True, priority=True, reports_cached_tokens=True, tokenize=True, leaves_bulk_out=True
+    )
     health_path = "/health"
     load_path = "/metrics"
 

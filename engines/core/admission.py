@@ -4,6 +4,7 @@ import hashlib
 from dataclasses import dataclass
 from enum import Enum
 
+from engines.core.latency_guard import LatencySettings
 from engines.core.sequence import GenerateRequest, Sequence
 
 
@@ -38,8 +39,10 @@ class Refusal:
 class SchedulerSettings:
     """Bounds of one scheduler.
 
-    `max_seqs`: seats, sequences that hold KV at once. `max_step_tokens`: the token budget of a step, at least
-    `max_seqs`, so that every decoding sequence gets its token in every step. `context_tokens`: longest sequence.
+    `max_seqs`: sequences in one step, and seats of the urgent lanes and of bulk, each. `max_resident`: sequences that
+    hold KV at once; None: twice `max_seqs`, so that bulk that sits takes no seat from urgent ones. `max_step_tokens`:
+    the token budget of a step, at least `max_seqs`, so that every urgent sequence that decodes gets its token in every
+    step. `latency`: what urgent sequences are promised. `context_tokens`: longest sequence.
     `kv_tokens`: KV cells. `eos_ids`: the model's end tokens. `max_waiting`: requests that may wait for a first seat.
     `watermark_ratio`: share of the blocks kept free at admission, so that those running can grow (vLLM's default).
     """
@@ -52,6 +55,8 @@ class SchedulerSettings:
     block_size: int = 16
     max_waiting: int = 1024
     watermark_ratio: float = 0.01
+    max_resident: int | None = None
+    latency: LatencySettings = LatencySettings()  # noqa: RUF009  # frozen
 
     def __post_init__(self) -> None:
         """Raise ValueError for bounds that cannot work together."""
@@ -59,10 +64,17 @@ class SchedulerSettings:
             raise ValueError("max_seqs, block_size and context_tokens must be at least 1, max_waiting at least 0")
         if self.max_step_tokens < self.max_seqs:
             raise ValueError(f"max_step_tokens {self.max_step_tokens} is less than max_seqs {self.max_seqs}")
+        if self.num_resident < self.max_seqs:
+            raise ValueError(f"max_resident {self.max_resident} is less than max_seqs {self.max_seqs}")
         if self.num_blocks < 1:
             raise ValueError(f"kv_tokens {self.kv_tokens} holds no block of {self.block_size} tokens")
         if not 0 <= self.watermark_ratio < 1:
             raise ValueError("watermark_ratio must be in [0, 1)")
+
+    @property
+    def num_resident(self) -> int:
+        """Sequences that may hold KV at once, if the runner has slots for as many."""
+        return 2 * self.max_seqs if self.max_resident is None else self.max_resident
 
     @property
     def num_blocks(self) -> int:

@@ -9,7 +9,7 @@ before its parent in the free queue, and what is evicted is always a leaf.
 
 import hashlib
 from array import array
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -104,6 +104,13 @@ class BlockPool:
     def num_free_in(self, blocks: Iterable[int]) -> int:
         """How many of `blocks` have no holder, so that taking them uses up free ones."""
         return sum(1 for block in blocks if self._refs[block] == 0)
+
+    def num_freed_by(self, holders: Iterable[Sequence[int]], kept: Iterable[int]) -> int:
+        """How many blocks would have no holder if these holders let go of theirs, those in `kept` not counted."""
+        released = Counter(block for blocks in holders for block in blocks)
+        for block in kept:
+            del released[block]  # a Counter forgives what it lacks
+        return sum(1 for block, num_released in released.items() if num_released == self._refs[block])
 
     def share(self, blocks: Iterable[int]) -> None:
         """Take another reference to each of `blocks`, matched just before."""

@@ -14,12 +14,14 @@ from dataclasses import replace
 from engines.core.admission import Refusal, check_size
 from engines.core.inbox import Abortion, Deliver, Inbox
 from engines.core.load import EngineLoad
+from engines.core.outlook import StepRecord
 from engines.core.plan import Runner, StepPlan
 from engines.core.sampling import sample
 from engines.core.scheduler import Scheduler
 from engines.core.sequence import FinishReason, GenerateRequest, SequenceDelta
+from engines.step_cost import StepCost, StepCostFitter
 
-OnStep = Callable[[StepPlan, float], None]
+OnStep = Callable[[StepRecord], None]
 OnFault = Callable[[BaseException], None]
 
 _SMOOTHING = 0.1  # of the step time shown: about the last ten steps; chosen
@@ -29,10 +31,10 @@ _FAULT_SENTENCE = "The engine failed while computing this request."
 class Engine:
     """Runs one scheduler on one runner in its own thread. Every method is thread-safe.
 
-    `on_step`: called after each step with its plan and seconds (forward and sampling). `on_fault`: called with whatever
-    was raised in the engine thread, for the log. Both run in the engine thread. `max_faults`: faulty steps in a row
-    that make the engine unhealthy; `step_limit_s`: so does a step that lasts longer. `checks_when_idle`: verify all
-    accounting whenever nothing is open.
+    `fitter`: learns what steps cost, which the lanes' rules go by; without one no step is too long for bulk. `on_step`:
+    called with the record of each step. `on_fault`: called with whatever was raised in the engine thread, for the log.
+    Both run in the engine thread. `max_faults`: faulty steps in a row that make the engine unhealthy; `step_limit_s`:
+    so does a step that lasts longer. `checks_when_idle`: verify all accounting whenever nothing is open.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Engine:
         runner: Runner,
         scheduler: Scheduler,
         *,
+        fitter: StepCostFitter | None = None,
         on_step: OnStep | None = None,
         on_fault: OnFault | None = None,
         clock: Callable[[], float] = time.monotonic,
@@ -50,6 +53,7 @@ class Engine:
         _check_fit(runner, scheduler)
         self._runner = runner
         self._scheduler = scheduler
+        self._fitter = fitter
         self._on_step = on_step
         self._on_fault = on_fault
         self._clock = clock
@@ -59,7 +63,7 @@ class Engine:
         self._inbox = Inbox(scheduler.settings.max_waiting)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         # Written by the engine thread only; others read them, each in one go.
-        self._load = EngineLoad()
+        self._load = EngineLoad(step_cost=self._cost())
         self._faults_in_row = 0
         self._plan: StepPlan | None = None  # while the device and the sampler are at it
         self._step_started: float | None = None
@@ -153,7 +157,7 @@ class Engine:
             self._inbox.mark_seen()
 
     def _step(self) -> None:
-        plan = self._scheduler.schedule(self._clock())
+        plan = self._scheduler.schedule(self._clock(), self._cost())
         if plan is None:
             return
         self._publish_load()
@@ -163,12 +167,13 @@ class Engine:
         sampled = sample(logits, self._scheduler.sampling_sequences(plan), self._scheduler.settings.eos_ids)
         now = self._clock()
         self._plan, self._step_started = None, None
+        record = StepRecord(plan, self._scheduler.outlook(plan), now - started)
         deltas = self._scheduler.complete(plan, sampled, now)
         self._faults_in_row = 0
-        self._count_step(plan, now - started)
+        self._count_step(record)
         self._deliver(deltas)
         if self._on_step is not None:
-            self._call(self._on_step, plan, now - started)
+            self._call(self._on_step, record)
 
     def _guarded(self, work: Callable[[], None]) -> None:
         """Do `work`; if it breaks, fail what the fault hit, forget all KV and go on with the rest.
@@ -224,19 +229,29 @@ class Engine:
             self._load,
             running=now.running,
             waiting=now.waiting,
+            running_by_lane=now.running_by_lane,
+            waiting_by_lane=now.waiting_by_lane,
             kv_used_ratio=now.used_blocks / now.num_blocks,
             kv_cached_ratio=now.cached_blocks / now.num_blocks,
             prefix_query_tokens=now.prompt_tokens,
             prefix_hit_tokens=now.cached_tokens,
             generation_tokens=now.generation_tokens,
             preemptions=now.preemptions,
+            bulk_rows_left_out=now.bulk_rows_left_out,
+            bulk_lifts=now.bulk_lifts,
             evictions=now.evictions,
         )
 
-    def _count_step(self, plan: StepPlan, seconds: float) -> None:
-        before = self._load.step_s
+    def _cost(self) -> StepCost:
+        return self._fitter.cost if self._fitter is not None else StepCost()
+
+    def _count_step(self, record: StepRecord) -> None:
+        """Learn from a step."""
+        plan, seconds, before = record.plan, record.seconds, self._load.step_s
+        if self._fitter is not None:
+            self._fitter.observe(plan.num_decode_rows, plan.num_prefill_tokens, seconds)
         step_s = before + _SMOOTHING * (seconds - before) if before else seconds
-        self._load = replace(self._load, step_s=step_s, num_steps=plan.number)
+        self._load = replace(self._load, step_s=step_s, step_cost=self._cost(), num_steps=plan.number)
 
     def _close(self) -> None:
         """End in the engine thread, or in the caller's if it was never started."""
@@ -259,6 +274,7 @@ def _check_fit(runner: Runner, scheduler: Scheduler) -> None:
         ("max_seqs", settings.max_seqs, runner.num_slots),
         ("kv_tokens", settings.kv_tokens, runner.kv_tokens),
         ("max_step_tokens", settings.max_step_tokens, runner.max_step_tokens),
+        ("max_resident", scheduler.num_slots, runner.num_slots),
     ):
         if wanted > offered:
             raise ValueError(f"{name} is {wanted}, but the runner offers {offered}")

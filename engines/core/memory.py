@@ -23,7 +23,7 @@ class Placement(Enum):
 
 
 class KvMemory:
-    """Blocks and slots of one runner. Used from one thread."""
+    """Blocks and slots of one runner, `num_slots` of which may be active at once. Used from one thread."""
 
     def __init__(self, settings: SchedulerSettings, holders: SlotHolders | None) -> None:
         if holders is not None and holders.block_size != settings.block_size:
@@ -32,12 +32,13 @@ class KvMemory:
             raise ValueError(f"{settings.max_seqs} seats, but {holders.num_slots} slots")
         self._settings = settings
         self._holders = holders
+        self.num_slots = settings.num_resident if holders is None else min(settings.num_resident, holders.num_slots)
         self.reset()
 
     def reset(self) -> None:
         """Start anew, with nothing held and nothing cached, whatever state this was in."""
         self._pool = BlockPool(self._settings.num_blocks)
-        self._free_slots = list(reversed(range(self._settings.max_seqs)))
+        self._free_slots = list(reversed(range(self.num_slots)))
         # Full blocks that a running sequence is about to compute, so that others wait for them (see `place`).
         self._claims: dict[bytes, Sequence] = {}
         if self._holders is not None:
@@ -78,6 +79,15 @@ class KvMemory:
         assert self._allocate(sequence, num_missing), "the blocks counted as free are not"
         self._claim(sequence)
         return Placement.PLACED
+
+    def has_room_without(self, victims: Iterable[Sequence], sequence: Sequence, keep_free: int) -> bool:
+        """Whether `place` would find blocks for `sequence` if all of `victims` were released. Changes nothing."""
+        size = self._settings.block_size
+        extend_hashes(sequence.hashes, sequence.tokens, size, sequence.request.salt)
+        path = self._pool.match(sequence.hashes[: (len(sequence.tokens) - 1) // size])
+        num_free = self._pool.num_free - self._pool.num_free_in(path)
+        num_freed = self._pool.num_freed_by((victim.blocks for victim in victims), path)
+        return self._num_blocks(len(sequence.tokens)) - len(path) <= num_free + num_freed - keep_free
 
     def grow(self, sequence: Sequence) -> bool:
         """Blocks for all the tokens of a seated sequence; False, changing nothing, if there are none."""
@@ -130,7 +140,7 @@ class KvMemory:
             self._holders.check_integrity(slots, self._pool.cached_blocks())
         else:
             everywhere = sorted([*slots, *self._free_slots])
-            assert everywhere == list(range(self._settings.max_seqs)), "a slot is lost or in two places"
+            assert everywhere == list(range(self.num_slots)), "a slot is lost or in two places"
 
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self._settings.block_size)

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from operator import attrgetter
 
 from engines.core.sequence import Sequence
+from policies.lane import Lane
 
 _order = attrgetter("order")
 
@@ -32,6 +33,23 @@ class OrderedSequences:
         assert self._items[index] is sequence, f"sequence {sequence.id} is not where it belongs"
         del self._items[index]
 
+    def in_lane(self, lane: Lane) -> tuple[Sequence, ...]:
+        """A snapshot of one lane's, in order."""
+        low, high = self._bounds(lane)
+        return tuple(self._items[low:high])
+
+    def num_in(self, lane: Lane) -> int:
+        """How many of this lane."""
+        low, high = self._bounds(lane)
+        return high - low
+
     def last(self) -> Sequence:
         """The least urgent, youngest one."""
         return self._items[-1]
+
+    def _bounds(self, lane: Lane) -> tuple[int, int]:
+        return bisect_left(self._items, lane.rank, key=_rank), bisect_left(self._items, lane.rank + 1, key=_rank)
+
+
+def _rank(sequence: Sequence) -> int:
+    return sequence.order[0]

@@ -1,22 +1,38 @@
-"""Which tokens of which sequences go into the next step.
+"""The life of a request between its arrival and its last delta, step after step.
 
-Pure: no clock (`now` is passed in), no device, no thread. Each step the running ones come first and decoding ones
-before prefill remainders; then, if nobody had to be preempted, waiting ones are seated in the order of lane, priority
-and arrival. When blocks run out the last of that order gives up its seat and recomputes later, mostly from the cache.
+Pure: no clock (`now` is passed in), no device, no thread. What goes into a step is decided in composition.py, who has a
+seat in seats.py; here plans are made of it, booked, failed and ended.
 """
 
 from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
 
 from engines.core.admission import Refusal, RefusalReason, SchedulerSettings, check_size, open_sequence
-from engines.core.budget import Grant, share_budget
+from engines.core.budget import StepBudget
+from engines.core.composition import compose
 from engines.core.delta import delta_of
 from engines.core.holders import SlotHolders
-from engines.core.load import SchedulerStatistics
-from engines.core.memory import KvMemory, Placement
+from engines.core.latency_guard import LatencyGuard
+from engines.core.load import LaneCounts, SchedulerStatistics
+from engines.core.outlook import StepOutlook
 from engines.core.plan import StepPlan
 from engines.core.queue import OrderedSequences
 from engines.core.sampling import Sampled
+from engines.core.seats import Seats
 from engines.core.sequence import FinishReason, GenerateRequest, Sequence, SequenceDelta, SequenceState
+from engines.step_cost import StepCost
+from policies.lane import Lane
+
+_UNKNOWN_COST = StepCost()
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    """The step being run; `sequences` of its rows, in order."""
+
+    plan: StepPlan
+    sequences: list[Sequence]
+    outlook: StepOutlook
 
 
 class Scheduler:
@@ -27,18 +43,18 @@ class Scheduler:
 
     def __init__(self, settings: SchedulerSettings, holders: SlotHolders | None = None) -> None:
         self.settings = settings
-        self._memory = KvMemory(settings, holders)
+        self._seats = Seats(settings, holders)
         self._open: dict[str, Sequence] = {}
-        self._waiting = OrderedSequences()
-        self._running = OrderedSequences()
-        self._step: tuple[StepPlan, list[Sequence]] | None = None
-        self._num_new = 0  # waiting for a first seat
+        self._step: _Step | None = None
         self._num_added = 0
         self._num_steps = 0
-        self._prompt_tokens = self._cached_tokens = self._generation_tokens = self._preemptions = 0
+        self._generation_tokens = 0
+        self._bulk_rows_left_out = self._bulk_lifts = 0
+        self._bulk_out_since: float | None = None  # since when no step had bulk in it, though there was some
 
     def __repr__(self) -> str:
-        return f"<Scheduler running={len(self._running)} waiting={len(self._waiting)} steps={self._num_steps}>"
+        running, waiting = len(self._seats.running), len(self._seats.waiting)
+        return f"<Scheduler running={running} waiting={waiting} steps={self._num_steps}>"
 
     @property
     def has_work(self) -> bool:
@@ -48,23 +64,33 @@ class Scheduler:
     @property
     def num_new(self) -> int:
         """Requests that wait for their first seat: what `max_waiting` bounds."""
-        return self._num_new
+        return self._seats.num_new
+
+    @property
+    def num_slots(self) -> int:
+        """Sequences that can be seated at once, hence slots that plans name."""
+        return self._seats.memory.num_slots
 
     def statistics(self) -> SchedulerStatistics:
         """Counts as of now."""
-        pool = self._memory.statistics()
+        seats = self._seats
+        pool = seats.memory.statistics()
         return SchedulerStatistics(
-            running=len(self._running),
-            waiting=len(self._waiting),
-            preempted=len(self._waiting) - self._num_new,
+            running=len(seats.running),
+            waiting=len(seats.waiting),
+            running_by_lane=_by_lane(seats.running),
+            waiting_by_lane=_by_lane(seats.waiting),
+            preempted=len(seats.waiting) - seats.num_new,
             used_blocks=pool.used,
             cached_blocks=pool.cached,
             num_blocks=self.settings.num_blocks,
             evictions=pool.evictions,
-            prompt_tokens=self._prompt_tokens,
-            cached_tokens=self._cached_tokens,
+            prompt_tokens=seats.prompt_tokens,
+            cached_tokens=seats.cached_tokens,
             generation_tokens=self._generation_tokens,
-            preemptions=self._preemptions,
+            preemptions=seats.preemptions,
+            bulk_rows_left_out=self._bulk_rows_left_out,
+            bulk_lifts=self._bulk_lifts,
         )
 
     def add(self, request: GenerateRequest, now: float) -> Refusal | None:
@@ -77,13 +103,12 @@ class Scheduler:
             return refusal
         if request.id in self._open:
             return Refusal(RefusalReason.DUPLICATE_ID, f"Request {request.id} is already open.")
-        if self._num_new >= self.settings.max_waiting:
-            return Refusal(RefusalReason.QUEUE_FULL, f"{self._num_new} requests are waiting already.")
+        if self.num_new >= self.settings.max_waiting:
+            return Refusal(RefusalReason.QUEUE_FULL, f"{self.num_new} requests are waiting already.")
         self._num_added += 1
         sequence = open_sequence(request, self.settings, now, self._num_added)
         self._open[request.id] = sequence
-        self._waiting.add(sequence)
-        self._num_new += 1
+        self._seats.add(sequence)
         return None
 
     def abort(self, request_id: str) -> SequenceDelta | None:
@@ -101,34 +126,44 @@ class Scheduler:
         assert self._step is None, "everything is aborted in mid-step"
         return [self._finish(sequence, FinishReason.ABORT) for sequence in tuple(self._open.values())]
 
-    def schedule(self, now: float) -> StepPlan | None:  # noqa: ARG002 - lane rules will compare it with deadlines
-        """The next step, or None when no sequence is open. Exactly one of complete and fail must follow a plan."""
+    def schedule(self, now: float, cost: StepCost = _UNKNOWN_COST) -> StepPlan | None:
+        """The next step, or None when no sequence is open. Exactly one of complete and fail must follow a plan.
+
+        `cost`: what steps are believed to cost now; unknown, bulk goes into every step that has room.
+        """
         assert self._step is None, "a step is planned while another runs"
         if not self._open:
             return None
-        preemptions = self._preemptions
-        self._make_room()
-        grants = share_budget(self._running, self.settings.max_step_tokens)
-        if self._preemptions == preemptions:
-            grants += self._admit(self.settings.max_step_tokens - sum(grant.num_tokens for grant in grants))
-        assert grants, "sequences are open, but none can go on"
+        settings, seats = self.settings, self._seats
+        budget = StepBudget(LatencyGuard(settings.latency, cost), settings.max_step_tokens, settings.max_seqs)
+        compose(budget, seats, is_bulk_overdue=self._is_bulk_overdue(now))
+        assert budget.grants, "sequences are open, but none can go on"
         self._num_steps += 1
-        plan = StepPlan(self._num_steps, self._memory.take_operations(), tuple(grant.row() for grant in grants))
-        self._step = (plan, [grant.sequence for grant in grants])
-        for grant in grants:
-            grant.sequence.is_in_step = True
+        rows = tuple(grant.row() for grant in budget.grants)
+        plan = StepPlan(self._num_steps, seats.memory.take_operations(), rows)
+        outlook = budget.outlook(seats.running.num_in(Lane.BULK))
+        self._step = _Step(plan, [grant.sequence for grant in budget.grants], outlook)
+        for sequence in self._step.sequences:
+            sequence.is_in_step = True
+            sequence.last_step = plan.number
+        self._note_bulk(budget, outlook, now)
         return plan
+
+    def outlook(self, plan: StepPlan) -> StepOutlook:
+        """What was thought of the step being run when it was planned."""
+        return self._running_step(plan).outlook
 
     def sampling_sequences(self, plan: StepPlan) -> list[Sequence]:
         """The sequences of the plan's sampling rows, in order (for the sampler, which must not change them)."""
-        return [sequence for row, sequence in zip(plan.rows, self._sequences_of(plan), strict=True) if row.samples]
+        sequences = self._running_step(plan).sequences
+        return [sequence for row, sequence in zip(plan.rows, sequences, strict=True) if row.samples]
 
     def complete(self, plan: StepPlan, sampled: SequenceOf[Sampled], now: float) -> list[SequenceDelta]:  # noqa: ARG002
         """Book a finished step: one delta for each sequence that got a token or ended.
 
         `sampled` comes in the order of sampling rows.
         """
-        sequences = self._sequences_of(plan)
+        sequences = self._running_step(plan).sequences
         assert len(sampled) == sum(row.samples for row in plan.rows), "a token for each sampling row"
         self._step = None
         tokens = iter(sampled)
@@ -136,7 +171,7 @@ class Scheduler:
         for row, sequence in zip(plan.rows, sequences, strict=True):
             sequence.is_in_step = False
             sequence.num_computed += len(row.tokens)
-            self._memory.publish(sequence)
+            self._seats.memory.publish(sequence)
             token = next(tokens) if row.samples else None
             if sequence.is_aborting:
                 deltas.append(self._finish(sequence, FinishReason.ABORT))
@@ -149,88 +184,51 @@ class Scheduler:
 
         All KV is forgotten; the other seated sequences wait again and compute anew.
         """
-        lost = self._sequences_of(plan)
+        lost = self._running_step(plan).sequences
         self._step = None
-        for sequence in self._running:
-            self._memory.forget(sequence)
-        self._memory.reset()
+        seated = self._seats.forget_all()
         deltas = []
         for sequence in lost:
             sequence.is_in_step = False
             reason = FinishReason.ABORT if sequence.is_aborting else FinishReason.ERROR
             deltas.append(self._finish(sequence, reason, "" if sequence.is_aborting else error))
-        for sequence in self._running:
-            self._unseat(sequence)
+        for sequence in seated:
+            if sequence.state is SequenceState.RUNNING:
+                self._seats.unseat(sequence)
         return deltas
 
     def fail_all(self, error: str) -> list[SequenceDelta]:
         """End everything open with ERROR and start empty, relying on nothing: planning or booking itself broke."""
         lost = [sequence for sequence in self._open.values() if sequence.state is not SequenceState.FINISHED]
         self._open.clear()
-        self._waiting, self._running = OrderedSequences(), OrderedSequences()
-        self._step, self._num_new = None, 0
-        self._memory.reset()
+        self._step = None
+        self._seats.clear()
         for sequence in lost:
-            self._memory.forget(sequence)
+            self._seats.memory.forget(sequence)
             sequence.move(SequenceState.FINISHED)
         return [delta_of(sequence, None, FinishReason.ERROR, error) for sequence in lost]
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless seats, queue, blocks and slots agree. Between steps only."""
         assert self._step is None, "integrity is checked in mid-step"
-        for state, group in ((SequenceState.RUNNING, self._running), (None, self._waiting)):
-            for sequence in group:
-                assert self._open.get(sequence.id) is sequence, "a sequence is queued but not open"
-                waits = sequence.state in (SequenceState.WAITING, SequenceState.PREEMPTED)
-                assert sequence.state is state or (state is None and waits), "state and collection differ"
-                assert (sequence.slot is None) == (state is None), "only seats have slots"
-        assert len(self._open) == len(self._running) + len(self._waiting), "an open sequence is in no collection"
-        assert self._num_new == sum(s.state is SequenceState.WAITING for s in self._waiting), "new ones are miscounted"
-        self._memory.check_integrity(self._running)
+        self._seats.check_integrity()
+        sequences = [*self._seats.running, *self._seats.waiting]
+        assert all(self._open.get(sequence.id) is sequence for sequence in sequences), "queued but not open"
+        assert len(self._open) == len(sequences), "an open sequence is in no collection"
 
-    def _make_room(self) -> None:
-        """Blocks for the next token of everyone seated; the last in order are preempted until the others have them."""
-        for sequence in self._running:
-            while sequence.state is SequenceState.RUNNING and not self._memory.grow(sequence):
-                victim = self._running.last()
-                self._memory.release(victim)
-                self._preemptions += 1
-                self._unseat(victim)
+    def _is_bulk_overdue(self, now: float) -> bool:
+        since = self._bulk_out_since
+        return since is not None and now - since >= self.settings.latency.bulk_patience_s
 
-    def _admit(self, budget: int) -> list[Grant]:
-        """Seat waiting sequences, the first one without room ends it, so that large ones are not overtaken forever."""
-        grants: list[Grant] = []
-        for sequence in self._waiting:
-            if budget == 0 or len(self._running) == self.settings.max_seqs:
-                break
-            watermark = int(self.settings.watermark_ratio * self.settings.num_blocks) if len(self._running) else 0
-            placement = self._memory.place(sequence, watermark)
-            if placement is Placement.NO_ROOM:
-                break
-            if placement is Placement.PLACED:
-                self._seat(sequence)
-                num_tokens = min(sequence.num_uncomputed, budget)
-                grants.append(Grant(sequence, num_tokens))
-                budget -= num_tokens
-        return grants
-
-    def _seat(self, sequence: Sequence) -> None:
-        if sequence.state is SequenceState.WAITING:
-            self._num_new -= 1
-        if sequence.cached_tokens is None:
-            # Counted once, so that own preemptions, whose resumption mostly hits own blocks, do not look like luck.
-            sequence.cached_tokens = sequence.num_computed
-            self._prompt_tokens += sequence.num_prompt
-            self._cached_tokens += sequence.num_computed
-        self._waiting.remove(sequence)
-        sequence.move(SequenceState.RUNNING)
-        self._running.add(sequence)
-
-    def _unseat(self, sequence: Sequence) -> None:
-        self._running.remove(sequence)
-        sequence.move(SequenceState.PREEMPTED)
-        sequence.num_preemptions += 1
-        self._waiting.add(sequence)
+    def _note_bulk(self, budget: StepBudget, outlook: StepOutlook, now: float) -> None:
+        """Remember what became of bulk in this step."""
+        self._bulk_rows_left_out += outlook.bulk_left_out
+        self._bulk_lifts += outlook.is_lifted
+        has_bulk = self._seats.running.num_in(Lane.BULK) or self._seats.waiting.num_in(Lane.BULK)
+        if budget.has_bulk or not has_bulk:
+            self._bulk_out_since = None
+        elif self._bulk_out_since is None:
+            self._bulk_out_since = now
 
     def _append(self, sequence: Sequence, sampled: Sampled) -> SequenceDelta:
         """Append a token; the sequence ends if it is an end or stop token or the last one allowed."""
@@ -247,16 +245,15 @@ class Scheduler:
     def _finish(
         self, sequence: Sequence, reason: FinishReason, error: str = "", sampled: Sampled | None = None
     ) -> SequenceDelta:
-        if sequence.slot is not None:
-            self._memory.release(sequence)
-        if sequence.state is SequenceState.WAITING:
-            self._num_new -= 1
-        (self._running if sequence.state is SequenceState.RUNNING else self._waiting).remove(sequence)
-        sequence.move(SequenceState.FINISHED)
+        self._seats.remove(sequence)
         del self._open[sequence.id]
         return delta_of(sequence, sampled, reason, error)
 
-    def _sequences_of(self, plan: StepPlan) -> list[Sequence]:
+    def _running_step(self, plan: StepPlan) -> _Step:
         assert self._step is not None, "no step is running"
-        assert self._step[0] is plan, "another step is running"
-        return self._step[1]
+        assert self._step.plan is plan, "another step is running"
+        return self._step
+
+
+def _by_lane(sequences: OrderedSequences) -> LaneCounts:
+    return LaneCounts(*(sequences.num_in(lane) for lane in (Lane.INTERACTIVE, Lane.STANDARD, Lane.BULK)))

@@ -118,7 +118,8 @@ class Sequence:
 
     `num_computed` <= len(tokens): leading tokens whose KV exists (or is shared). `blocks` cover at least those;
     `hashes` are the chained digests of the leading full blocks of `tokens`; the first `num_published` blocks may be
-    hit by others. `max_length`: tokens at which it ends with LENGTH. `seed`: resolved. `order`: smaller goes first.
+    hit by others. `max_length`: tokens at which it ends with LENGTH. `seed`: resolved. `order`: smaller goes first;
+    its head is the lane's rank. `last_step`: number of the last step it had a row in.
     """
 
     request: GenerateRequest
@@ -133,6 +134,7 @@ class Sequence:
     num_computed: int = 0
     num_published: int = 0
     num_preemptions: int = 0
+    last_step: int = 0
     cached_tokens: int | None = None
     is_in_step: bool = False
     is_aborting: bool = False

@@ -15,6 +15,7 @@ from typing import Annotated
 
 import typer
 
+from engines.core.latency_guard import LatencySettings
 from engines.launch.ready_line import ready_line
 from engines.launch.tether import die_with_parent
 from engines.step_cost import StepCost
@@ -59,6 +60,14 @@ def worker(  # noqa: PLR0917  # typer passes options by name
     block_size: Annotated[int, typer.Option(min=1, max=1024, help="Tokens in a block of the prefix cache.")] = 16,
     threads: Annotated[int, typer.Option(min=1, help="Threads for steps of one token.")] = _CORES,
     threads_batch: Annotated[int | None, typer.Option(min=1, help="Threads for other steps; default: threads.")] = None,
+    itl_p95_s: Annotated[
+        float | None,
+        typer.Option(min=0.001, help="Gap between an interactive request's tokens that bulk may cause, seconds."),
+    ] = None,
+    max_step_s: Annotated[
+        float | None, typer.Option(min=0.001, help="Longest step while only bulk is open, seconds.")
+    ] = None,
+    step_log: Annotated[Path | None, typer.Option(help="File that gets a line of JSON for each step.")] = None,
     default_max_tokens: Annotated[
         int | None, typer.Option(min=1, help="Output when a request names no max_tokens; default: the context.")
     ] = None,
@@ -89,6 +98,8 @@ def worker(  # noqa: PLR0917  # typer passes options by name
         block_size=block_size,
         max_waiting=max_waiting,
         context_tokens=context_tokens,
+        latency=LatencySettings(itl_p95_s=itl_p95_s, max_step_s=max_step_s),
+        step_log=step_log,
         fake_cost=StepCost(fake_base_s, fake_per_row_s, fake_per_prefill_token_s),
         fake_eos_every=fake_eos_every,
     )

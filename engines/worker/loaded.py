@@ -12,10 +12,12 @@ from pathlib import Path
 from engines.core.admission import SchedulerSettings
 from engines.core.engine import Engine
 from engines.core.holders import SlotHolders
+from engines.core.latency_guard import LatencySettings
 from engines.core.plan import EngineFault, Runner, TextModel
 from engines.core.scheduler import Scheduler
-from engines.step_cost import StepCost
+from engines.step_cost import StepCost, StepCostFitter
 from engines.worker.chat_template import BrokenTemplate, ChatTemplate
+from engines.worker.step_log import StepLog
 from observability import logs
 
 _MAX_RETAINED = 56  # chosen: each slot costs a row of logits
@@ -28,7 +30,10 @@ class CannotStart(Exception):
 
 @dataclass(frozen=True, slots=True)
 class EngineOptions:
-    """What an engine is started with. `path`: the model file, for engines that have one. Sizes in tokens."""
+    """What an engine is started with. `path`: the model file, for engines that have one. Sizes in tokens.
+
+    `latency`: what interactive sequences are promised. `step_log`: a file that gets a line for each step.
+    """
 
     engine: str
     path: Path | None
@@ -41,6 +46,8 @@ class EngineOptions:
     block_size: int = 16
     max_waiting: int = 1024
     context_tokens: int | None = None
+    latency: LatencySettings = LatencySettings()  # noqa: RUF009  # frozen
+    step_log: Path | None = None
     fake_cost: StepCost = StepCost()  # noqa: RUF009  # frozen
     fake_eos_every: int = 97
 
@@ -55,6 +62,16 @@ class EngineOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class _Loaded:
+    """What an engine's loader gives. `prior`: the cost of its steps, as far as known before the first."""
+
+    model: TextModel
+    runner: Runner
+    adds_bos: bool
+    prior: StepCost
+
+
+@dataclass(frozen=True, slots=True)
 class LoadedEngine:
     """A model and the engine that runs it, started or not. `adds_bos`: plain prompts begin with the model's BOS."""
 
@@ -63,28 +80,36 @@ class LoadedEngine:
     settings: SchedulerSettings
     vocab_size: int
     adds_bos: bool
+    step_log: StepLog | None = None
+
+    def close(self) -> None:
+        """End the engine's thread, give the device back, close the log. Takes up to a step; may be repeated."""
+        self.engine.stop()
+        if self.step_log is not None:
+            self.step_log.close()
 
 
 def load_engine(options: EngineOptions) -> LoadedEngine:
     """The engine asked for, not started. Raises `CannotStart`. Takes as long as the model's file takes to read."""
-    loaders: dict[str, Callable[[EngineOptions], tuple[TextModel, Runner, bool]]] = {"gguf": _gguf, "fake": _fake}
+    loaders: dict[str, Callable[[EngineOptions], _Loaded]] = {"gguf": _gguf, "fake": _fake}
     loader = loaders.get(options.engine)
     if loader is None:
         raise CannotStart(f"there is no engine called {options.engine}; choose from {', '.join(loaders)}")
     try:
-        model, runner, adds_bos = loader(options)
+        loaded = loader(options)
     except (ValueError, OSError, EngineFault) as error:
         raise CannotStart(str(error)) from error
     try:
-        return _assemble(options, model, runner, adds_bos=adds_bos)
+        return _assemble(options, loaded)
     except BaseException as error:
-        runner.close()
-        if isinstance(error, ValueError | BrokenTemplate):
+        loaded.runner.close()
+        if isinstance(error, ValueError | OSError | BrokenTemplate):
             raise CannotStart(str(error)) from error
         raise
 
 
-def _assemble(options: EngineOptions, model: TextModel, runner: Runner, *, adds_bos: bool) -> LoadedEngine:
+def _assemble(options: EngineOptions, loaded: _Loaded) -> LoadedEngine:
+    model, runner = loaded.model, loaded.runner
     if model.chat_template:
         ChatTemplate(model.chat_template)
     settings = SchedulerSettings(
@@ -95,16 +120,25 @@ def _assemble(options: EngineOptions, model: TextModel, runner: Runner, *, adds_
         eos_ids=model.eos_ids,
         block_size=options.block_size,
         max_waiting=options.max_waiting,
+        latency=options.latency,
     )
     scheduler = Scheduler(settings, SlotHolders(runner.num_slots, settings.block_size))
-    engine = Engine(runner, scheduler, on_fault=_log_fault)
-    return LoadedEngine(model, engine, settings, runner.vocab_size, adds_bos)
+    step_log = StepLog(options.step_log) if options.step_log is not None else None
+    engine = Engine(
+        runner,
+        scheduler,
+        fitter=StepCostFitter(loaded.prior),
+        on_step=step_log.write if step_log is not None else None,
+        on_fault=_log_fault,
+    )
+    return LoadedEngine(model, engine, settings, runner.vocab_size, loaded.adds_bos, step_log)
 
 
-def _gguf(options: EngineOptions) -> tuple[TextModel, Runner, bool]:
+def _gguf(options: EngineOptions) -> _Loaded:
     from engines.gguf.header import ModelFileError
     from engines.gguf.library import LibraryMismatch
     from engines.gguf.load import load
+    from engines.gguf.step_times import measure_step_cost
 
     if options.path is None:
         raise CannotStart("the gguf engine needs --path, a GGUF model file")
@@ -120,10 +154,15 @@ def _gguf(options: EngineOptions) -> tuple[TextModel, Runner, bool]:
         )
     except (LibraryMismatch, ModelFileError) as error:
         raise CannotStart(str(error)) from error
-    return model, runner, model.adds_bos
+    try:
+        prior = measure_step_cost(runner)
+    except BaseException:
+        runner.close()
+        raise
+    return _Loaded(model, runner, model.adds_bos, prior)
 
 
-def _fake(options: EngineOptions) -> tuple[TextModel, Runner, bool]:
+def _fake(options: EngineOptions) -> _Loaded:
     from engines.fake.model import FakeModel
     from engines.fake.runner import FakeRunner
 
@@ -136,7 +175,7 @@ def _fake(options: EngineOptions) -> tuple[TextModel, Runner, bool]:
         sleep=time.sleep,
         eos_every=options.fake_eos_every,
     )
-    return model, runner, False
+    return _Loaded(model, runner, adds_bos=False, prior=options.fake_cost)
 
 
 def _log_fault(error: BaseException) -> None:

@@ -11,7 +11,9 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from engines.core.load import EngineLoad
+from engines.step_cost import StepCost
 from engines.worker.request_log import Outcome
+from policies.lane import Lane
 
 _PREFIX, _VLLM_PREFIX = "warmlane:", "vllm:"
 _LABELS = ("model_name", "engine")
@@ -30,6 +32,8 @@ _COUNTERS: tuple[tuple[str, str, Callable[[EngineLoad], float]], ...] = (
     ("prompt_tokens", "Prompt tokens of all sequences.", lambda load: load.prefix_query_tokens),
     ("prompt_tokens_cached", "Prompt tokens taken from the cache.", lambda load: load.prefix_hit_tokens),
     ("generation_tokens", "Generated tokens.", lambda load: load.generation_tokens),
+    ("bulk_rows_left_out", "Rows that bulk would have had but for others.", lambda load: load.bulk_rows_left_out),
+    ("bulk_lifts", "Steps with bulk in spite of the objective.", lambda load: load.bulk_lifts),
     ("num_preemptions", "Sequences that lost their seat.", lambda load: load.preemptions),
 )
 
@@ -107,9 +111,29 @@ class _EngineCollector(Collector):
             counter = CounterMetricFamily(f"{_PREFIX}{name}", text, labels=_LABELS)
             counter.add_metric(self._labels, value(load))
             yield counter
+        yield from self._lanes(load)
+        yield self._step_cost(load.step_cost)
         info = GaugeMetricFamily(f"{_PREFIX}cache_config_info", "The KV cache.", labels=(*_LABELS, *self._config))
         info.add_metric((*self._labels, *self._config.values()), 1)
         yield info
+
+    def _lanes(self, load: EngineLoad) -> Iterable[Metric]:
+        for name, text, counts in (
+            ("num_requests_running_by_lane", "Sequences that hold a seat.", load.running_by_lane),
+            ("num_requests_waiting_by_lane", "Sequences that wait for a seat.", load.waiting_by_lane),
+        ):
+            gauge = GaugeMetricFamily(f"{_PREFIX}{name}", text, labels=(*_LABELS, "lane"))
+            for lane in Lane:
+                gauge.add_metric((*self._labels, lane.value), counts.of(lane))
+            yield gauge
+
+    def _step_cost(self, cost: StepCost) -> Metric:
+        text = "What a step takes: its base, and what a decoded row and a prefill token add."
+        gauge = GaugeMetricFamily(f"{_PREFIX}step_cost_seconds", text, labels=(*_LABELS, "term"))
+        terms = (("base", cost.base_s), ("row", cost.per_row_s), ("prefill_token", cost.per_prefill_token_s))
+        for term, seconds in terms:
+            gauge.add_metric((*self._labels, term), seconds)
+        return gauge
 
 
 class _Renamed(Collector):

@@ -127,7 +127,7 @@ class Service:
 
     def close(self) -> None:
         """End the engine's thread and give the device back. Takes up to a step."""
-        self.loaded.engine.stop()
+        self.loaded.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def _wait_idle(self, timeout_s: float) -> bool:

@@ -7,17 +7,29 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from engines.step_cost import StepCost
 from engines.worker.answers import encode_json
 from engines.worker.errors import ApiError
 from engines.worker.service import Service
 from engines.worker.surface import check_model
+from policies.lane import Lane
 
 Answer = Callable[[Request], Awaitable[Response]]
 _METRICS_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 
 
+class LaneLoad(Struct):
+    """Sequences of one lane, as of the last step."""
+
+    running: int
+    waiting: int
+
+
 class LoadAnswer(Struct):
-    """How busy the worker is. `server_load` is vLLM's name for open requests; sequences are `running` or `waiting`."""
+    """How busy the worker is. `server_load` is vLLM's name for open requests; sequences are `running` or `waiting`.
+
+    `step_cost`: what the worker has learned of its steps' time. `bulk_rows_left_out`, `bulk_lifts`: counters.
+    """
 
     server_load: int
     running: int
@@ -27,8 +39,12 @@ class LoadAnswer(Struct):
     kv_tokens: int
     max_seqs: int
     step_s: float
+    step_cost: StepCost
+    lanes: dict[str, LaneLoad]
     num_steps: int
     preemptions: int
+    bulk_rows_left_out: int
+    bulk_lifts: int
     evictions: int
     faults: int
     is_draining: bool
@@ -89,8 +105,12 @@ def _load(service: Service) -> Response:
         kv_tokens=settings.num_blocks * settings.block_size,
         max_seqs=settings.max_seqs,
         step_s=load.step_s,
+        step_cost=load.step_cost,
+        lanes={lane.value: LaneLoad(load.running_by_lane.of(lane), load.waiting_by_lane.of(lane)) for lane in Lane},
         num_steps=load.num_steps,
         preemptions=load.preemptions,
+        bulk_rows_left_out=load.bulk_rows_left_out,
+        bulk_lifts=load.bulk_lifts,
         evictions=load.evictions,
         faults=load.faults,
         is_draining=service.is_draining,

@@ -36,6 +36,14 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
+class Served:
+    """The work a request really was, whether it ended well or its client left: what its flow is charged for."""
+
+    uncached_tokens: int
+    output_tokens: int
+
+
+@dataclass(frozen=True, slots=True)
 class Usage:
     """What the engine reported of a request. `ttft_s`: from dispatch; None if no token came."""
 
@@ -64,8 +72,8 @@ class TurnOrder(Protocol):
         """The turns that can be given now, each with its lease already taken."""
         ...
 
-    def settle(self, turn: Turn, usage: Usage | None, now: float) -> None:
-        """A turn is over; `usage` None if its client left. The lease is still open."""
+    def settle(self, turn: Turn, served: Served, now: float) -> None:
+        """A turn is over. Its lease is still open, and ended before anybody is asked for turns again."""
         ...
 
 
@@ -103,7 +111,7 @@ class LaneOrder:
                 del lane[id(waiting)]
                 yield turn
 
-    def settle(self, turn: Turn, usage: Usage | None, now: float) -> None:
+    def settle(self, turn: Turn, served: Served, now: float) -> None:
         """Nothing to learn here."""
 
 
@@ -128,12 +136,12 @@ class Dispatch:
             turn.decision, turn.lease, now=now, prompt_tokens=usage.prompt_tokens, cached_tokens=usage.cached_tokens,
             ttft_s=usage.ttft_s,
         )  # fmt: skip
-        self.order.settle(turn, usage, now)
+        self.order.settle(turn, Served(usage.prompt_tokens - usage.cached_tokens, usage.output_tokens), now)
         turn.lease.end()
 
-    def abandoned(self, turn: Turn, now: float) -> None:
-        """Its client has left: nothing is learnt but that the seat is free."""
-        self.order.settle(turn, None, now)
+    def abandoned(self, turn: Turn, served: Served, now: float) -> None:
+        """Its client has left: the work is charged and nothing else learned."""
+        self.order.settle(turn, served, now)
         turn.lease.end()
 
 

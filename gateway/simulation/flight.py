@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from gateway.simulation.dispatch import Turn, Usage, Waiting
+from gateway.simulation.dispatch import Served, Turn, Usage, Waiting
 from gateway.simulation.measure import Group, Window
 from gateway.simulation.workload import SimulatedRequest
 
@@ -56,6 +56,14 @@ class Flight:
                 group.e2e_s.append(now - self.request.arrival_s)
         ttft_s = self.first_at - self.turn.at if self.first_at is not None else None
         return Usage(self.request.prompt_tokens, self.cached_tokens, self.num_output, ttft_s)
+
+    def served_so_far(self) -> Served:
+        """What a request whose client leaves is charged; a prompt that is being read counts whole, as in life."""
+        assert self.turn is not None, "only who has a turn was served"
+        uncached = self.turn.decision.uncached_tokens
+        if self.first_at is not None:
+            uncached = self.request.prompt_tokens - self.cached_tokens
+        return Served(uncached, self.num_output)
 
     def _count_first(self, group: Group, now: float) -> None:
         assert self.turn is not None, "only who has a turn gets tokens"

@@ -13,7 +13,7 @@ from engines.core.plan import StepPlan
 from engines.core.sampling import Sampled
 from engines.core.scheduler import Scheduler
 from engines.core.sequence import GenerateRequest, SamplingParams, SequenceDelta
-from engines.step_cost import StepCost
+from engines.step_cost import StepCost, StepCostFitter
 from gateway.simulation.prompts import tokens_of
 from gateway.simulation.workload import SimulatedRequest
 
@@ -24,11 +24,13 @@ _SAMPLED = tuple(Sampled(token) for token in range(256))  # passages have no oth
 class EngineSettings:
     """One kind of worker. `cost`: the true time of its steps.
 
-    `num_slots`: KV by slot, as llama.cpp has it; None: by block table.
+    `prior`: what the worker believes of them before it has seen any; None: the truth. `num_slots`: KV by slot, as
+    llama.cpp has it; None: by block table.
     """
 
     scheduler: SchedulerSettings
     cost: StepCost
+    prior: StepCost | None = None
     num_slots: int | None = None
 
 
@@ -43,6 +45,8 @@ class SimulatedReplica:
         self.num_steps = 0
         self.busy_s = 0.0
         self._speed = speed
+        self._fitter = StepCostFitter(settings.prior or settings.cost)
+        self._seconds = 0.0  # of the step being computed
         self._plan: StepPlan | None = None
         self._answers: dict[str, tuple[int, ...]] = {}
 
@@ -70,10 +74,11 @@ class SimulatedReplica:
 
     def begin_step(self, now: float) -> float | None:
         """Plan a step; how long it takes, or None when nothing is open. Not while another is computed."""
-        plan = self._plan = self.scheduler.schedule(now)
+        plan = self._plan = self.scheduler.schedule(now, self._fitter.cost)
         if plan is None:
             return None
         seconds = self.settings.cost.seconds(plan.num_decode_rows, plan.num_prefill_tokens) * self._speed
+        self._seconds = seconds
         self.num_steps += 1
         self.busy_s += seconds
         return seconds
@@ -83,6 +88,7 @@ class SimulatedReplica:
         plan = self._plan
         assert plan is not None, "a step ends that was not begun"
         self._plan = None
+        self._fitter.observe(plan.num_decode_rows, plan.num_prefill_tokens, self._seconds)
         answers = self._answers
         sampled = [_SAMPLED[answers[s.id][s.num_output]] for s in self.scheduler.sampling_sequences(plan)]
         deltas = self.scheduler.complete(plan, sampled, now)
@@ -90,8 +96,3 @@ class SimulatedReplica:
             if delta.finish_reason is not None:
                 del answers[delta.request_id]
         return deltas
-
-    @property
-    def last_plan(self) -> StepPlan | None:
-        """The step being computed."""
-        return self._plan

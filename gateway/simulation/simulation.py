@@ -171,7 +171,7 @@ class Simulation:
             flight = self._flights[turn.waiting.request.id]
             flight.turn = turn
             member = self._members[turn.decision.chosen]
-            member.occupancy.enter(turn.decision.lane, now)
+            member.occupancy.enter(flight.request.lane, now)
             self._timeline.add(now + self._hop_s, _Sent(flight))
 
     def _reach_worker(self, flight: Flight, now: float) -> None:
@@ -238,7 +238,7 @@ class Simulation:
         if flight.turn is None:
             self._dispatch.order.leave(flight.waiting, now)
         else:
-            self._dispatch.abandoned(flight.turn, now)
+            self._dispatch.abandoned(flight.turn, flight.served_so_far(), now)
             self._timeline.add(now + self._hop_s, _Aborted(flight))
         self._let_go(flight, now)
         self._give_turns(now)

@@ -189,7 +189,7 @@ class RunningGateway:
     async def until(self, condition):
         """Wait until a condition of the gateway holds; nothing announces these, so it is looked at again and again."""
         async with asyncio.timeout(PATIENCE_S):
-            while not condition():
+            while not condition():  # noqa: ASYNC110
                 await asyncio.sleep(0.001)
 
     async def until_quiet(self):
@@ -206,8 +206,8 @@ class RunningGateway:
         return self.records
 
 
-def settings_for(engines, *, kind="warmlane", seats=8, **sections):
-    """Settings with a replica r1, r2, … for each engine. `sections`: as in the configuration file."""
+def settings_for(engines, *, kind="warmlane", seats=8, replica=None, **sections):
+    """Settings with a replica r1, r2, … for each engine. `replica`: more of its fields; `sections`: as in the file."""
     replicas = [
         {
             "name": f"r{number}",
@@ -216,6 +216,7 @@ def settings_for(engines, *, kind="warmlane", seats=8, **sections):
             "url": engine.url,
             "seats": seats,
             "upstream_model": UPSTREAM_MODEL,
+            **(replica or {}),
         }
         for number, engine in enumerate(engines.all, start=1)
     ]
@@ -225,9 +226,9 @@ def settings_for(engines, *, kind="warmlane", seats=8, **sections):
 @contextlib.asynccontextmanager
 async def running_gateway(settings, path, engines, *, way="hot"):
     """A gateway that is ready, with one organisation, project and key. On leaving, nothing may be held any more."""
-    listener = server.listen("127.0.0.1", 0)
     async with await SqliteStore.open(path) as store:
         gateway = Gateway(settings, store)
+        listener = server.listen("127.0.0.1", 0)
         protocol = gateway.protocol() if way == "hot" else HttpToolsProtocol
         public = server.data_plane(gateway.app(), protocol, drain_s=settings.gateway.drain_s)
         running = RunningGateway(gateway, store, public, listener.getsockname()[1], engines)

@@ -125,7 +125,18 @@ async def test_harmless_unknown_fields_reach_the_engine_and_steering_ones_do_not
 @both_ways
 @pytest.mark.parametrize(
     "body",
-    [b"", b"{", b"[]", b"null", b'"x"', b"{'model': 1}", b"\x00\x01", b'{"a": NaN}', b'{"model": "m",}', b"[" * 100_000],
+    [
+        b"",
+        b"{",
+        b"[]",
+        b"null",
+        b'"x"',
+        b"{'model': 1}",
+        b"\x00\x01",
+        b'{"a": NaN}',
+        b'{"model": "m",}',
+        b"[" * 100_000,
+    ],
     ids=["empty", "open", "list", "null", "string", "quotes", "binary", "nan", "comma", "deep"],
 )
 async def test_what_is_no_json_object_is_400(launch, body):

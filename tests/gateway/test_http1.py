@@ -1,4 +1,4 @@
-"""HTTP/1.1 to the byte: framing, limits, pipelining, keep-alive, clients that do not read (P03, P08)."""
+"""HTTP/1.1 to the byte: framing, limits, pipelining, keep-alive (P03, P43)."""
 
 import asyncio
 import json
@@ -6,9 +6,9 @@ import socket
 
 import pytest
 
-from tests.gateway.client import CHAT, Client
-from tests.gateway.kit import UPSTREAM_MODEL, chat, now
-from tests.scripted_engine import Cut, Framing, Reply, answer, sse, within_patience
+from tests.gateway.client import CHAT
+from tests.gateway.kit import UPSTREAM_MODEL, chat
+from tests.scripted_engine import Cut, Framing, Reply, answer, within_patience
 
 both_ways = pytest.mark.parametrize("way", ["hot", "asgi"], indirect=True)
 
@@ -89,6 +89,41 @@ async def test_broken_framing_is_400_and_the_end_of_the_connection(launch, raw):
     assert gateway.engines.requests == []
 
 
+async def test_a_body_that_breaks_on_the_slow_way_is_400_too(launch):
+    """A request that the app takes, because of its query, ends like any other when its chunks are none."""
+    gateway = await launch()
+    client = await gateway.connect()
+    head = raw_request(gateway.key, b"", "transfer-encoding: chunked", path=f"{CHAT}?a=b", length=False)
+    client.write(head + b"3\r\nabc\r\n")
+    await gateway.until(lambda: gateway.server.server_state.tasks)
+    client.write(b"zz\r\n")
+    assert (await client.answer()).status == 400
+    await gateway.until(lambda: not gateway.server.server_state.tasks)
+    assert gateway.records == []
+
+
+async def test_garbage_in_the_same_read_as_a_body_that_is_too_large_gets_one_answer(launch):
+    """The 413 is the last word on the connection."""
+    gateway = await launch(gateway={"max_body_mb": 0.01})
+    client = await gateway.connect()
+    head = raw_request(gateway.key, b"", "transfer-encoding: chunked", length=False)
+    client.write(head + b"4e20\r\n" + b"x" * 20_000 + b"\r\nzz\r\n" + raw_request(gateway.key, chat()))
+    assert (await client.until_closed()).count(b"HTTP/1.1 ") == 1
+    assert gateway.engines.requests == []
+
+
+@pytest.mark.parametrize("path", [CHAT, f"{CHAT}?a=b"], ids=["hot", "slow way"])
+async def test_garbage_behind_an_unstreamed_request_cuts_it(launch, path):
+    """No second answer, and the engine is told to stop."""
+    gateway = await launch()
+    gateway.script(answer("x", gates={0: asyncio.Event()}))
+    client = await gateway.start(chat(), path=path)
+    await gateway.received()
+    client.write(b"\x00garbage\r\n\r\n")
+    assert await client.until_closed() == b""
+    await (await gateway.received()).until_aborted()
+
+
 async def test_garbage_behind_a_streaming_answer_does_not_write_into_it(launch):
     """The stream is cut, which a client can see, rather than mixed with another answer."""
     gateway = await launch()
@@ -119,7 +154,9 @@ async def test_a_chunked_body_over_the_limit_is_413_too(launch):
     """No length was announced; the bytes are counted."""
     gateway = await launch(gateway={"max_body_mb": 0.01})
     client = await gateway.connect()
-    client.write(raw_request(gateway.key, b"", "transfer-encoding: chunked", length=False) + chunked(b"x" * 50_000, 999))
+    client.write(
+        raw_request(gateway.key, b"", "transfer-encoding: chunked", length=False) + chunked(b"x" * 50_000, 999)
+    )
     got = await client.answer()
     assert (got.status, got.code) == (413, "body_too_large")
 
@@ -215,7 +252,11 @@ async def test_pipelined_requests_are_answered_in_order(launch):
     gateway = await launch()
     gateway.script(answer("one"), answer("two"), answer("three"))
     client = await gateway.connect()
-    bodies = [raw_request(gateway.key, chat(stream=True)), raw_request(gateway.key, chat()), raw_request(gateway.key, chat(stream=True))]
+    bodies = [
+        raw_request(gateway.key, chat(stream=True)),
+        raw_request(gateway.key, chat()),
+        raw_request(gateway.key, chat(stream=True)),
+    ]
     health = b"GET /health/live HTTP/1.1\r\nhost: g\r\n\r\n"
     client.write(bodies[0] + bodies[1] + health + bodies[2])
     texts = [(await client.answer()).text, (await client.answer()).text]
@@ -242,7 +283,10 @@ async def test_an_old_http_version_is_answered_and_closed(launch):
     gateway = await launch()
     body = json.dumps(chat()).encode()
     client = await gateway.connect()
-    client.write(b"POST /v1/chat/completions HTTP/1.0\r\nauthorization: Bearer %b\r\ncontent-length: %d\r\n\r\n%b" % (gateway.key.encode(), len(body), body))
+    client.write(
+        b"POST /v1/chat/completions HTTP/1.0\r\nauthorization: Bearer %b\r\ncontent-length: %d\r\n\r\n%b"
+        % (gateway.key.encode(), len(body), body)
+    )
     assert (await client.answer()).text == "Hello world"
     assert await client.until_closed() == b""
 
@@ -292,61 +336,12 @@ async def test_accepted_connections_send_small_writes_at_once(launch):
     assert accepted.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) != 0
 
 
-BIG = sse(json.dumps({"choices": [{"index": 0, "delta": {"content": "x" * 16_000}, "finish_reason": None}]}))
-
-
-async def slow_client(gateway):
-    """A client with a small receive buffer, which asks for a stream and reads nothing."""
-    sock = socket.socket()
-    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
-    sock.setblocking(False)
-    await asyncio.get_running_loop().sock_connect(sock, ("127.0.0.1", gateway.port))
-    reader, writer = await asyncio.open_connection(sock=sock, limit=1024)
-    client = Client(reader, writer)
-    gateway.clients.append(client)
-    client.send(chat(stream=True), key=gateway.key)
-    return client
-
-
-@both_ways
-async def test_a_client_that_does_not_read_pauses_the_engine(launch):
-    """Memory stays bounded: what is not read stays in the engine's socket, and goes on when the client reads."""
-    gateway = await launch()
-    count = 2000
-    done = [sse(json.dumps({"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]})), sse("[DONE]")]
-    gateway.script(Reply([BIG] * count + done, headers=[("content-type", "text/event-stream")]))
-    client = await slow_client(gateway)
-    request = await gateway.received()
-    upstream = gateway.parts.fleet.connection("r1").upstream
-    [carrier] = [one for one in upstream._connections if one.exchange is not None]
-    await gateway.until(lambda: carrier._is_paused)
-    await request.until_finished()  # the engine wrote all of it into its own buffers
-    [connection] = gateway.server.server_state.connections
-    assert connection.transport.get_write_buffer_size() < 2_000_000
-    assert gateway.in_flight["requests"] == 1
-    client.reader._limit = 2**20
-    got = await client.answer()
-    assert (len(got.text), got.is_done) == (16_000 * count, True)
-
-
-@both_ways
-async def test_a_client_that_never_reads_does_not_hold_its_seat_for_ever(launch):
-    """After the idle timeout it is given up as gone; the engine is told to stop, and is not to blame."""
-    gateway = await launch(timeouts={"idle_s": 0.2})
-    gateway.script(Reply([BIG] * 3000 + [asyncio.Event()], headers=[("content-type", "text/event-stream")]))
-    began = now()
-    await slow_client(gateway)
-    [record] = await gateway.until_recorded(1)
-    assert now() - began < 5
-    assert (record.outcome, record.status) == ("client_gone", 499)
-    await gateway.until_quiet()
-    assert gateway.parts.router.pool.get("r1").breaker._num_faults == 0
-
-
 @both_ways
 async def test_reset_of_an_unstreamed_answer_half_sent_by_the_engine_is_502(launch):
     """Nothing of half an answer reaches the client."""
     gateway = await launch(retries={"max_attempts": 1})
-    gateway.script(answer("Hello", cut_before=0, cut=Cut.RESET), Reply([b"{}"], framing=Framing.LENGTH, declared_length=9))
+    gateway.script(
+        answer("Hello", cut_before=0, cut=Cut.RESET), Reply([b"{}"], framing=Framing.LENGTH, declared_length=9)
+    )
     got = await gateway.post(chat())
     assert (got.status, got.code) == (502, "replica_reset")

@@ -1,41 +1,16 @@
-"""Streams as a client sees them: framing, silence, early ends, three timeouts, usage (cases P04 to P07, P36)."""
+"""Streams as a client sees them: framing, silence, early ends (cases P04 to P06)."""
 
 import asyncio
 import json
-import socket
 
 import pytest
 
-from gateway import answer as client_answer
 from tests.gateway.client import COMPLETIONS
-from tests.gateway.kit import chat, completion, now
+from tests.gateway.kit import chat, completion
+from tests.gateway.stream_replies import DONE, FINISH, ROLE, streamed, token
 from tests.scripted_engine import Cut, Framing, Reply, answer, sse
 
 both_ways = pytest.mark.parametrize("way", ["hot", "asgi"], indirect=True)
-
-ROLE = {"choices": [{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}]}
-FINISH = {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}
-USAGE = {"prompt_tokens": 9, "completion_tokens": 2, "total_tokens": 11}
-
-
-def token(text, **fields):
-    """A content chunk."""
-    return {"choices": [{"index": 0, "delta": {"content": text}, "finish_reason": None}], **fields}
-
-
-def streamed(*events, ending=b""):
-    """A reply of these events: objects become JSON events, bytes are written as they are."""
-    steps = [event if isinstance(event, (bytes, Cut, asyncio.Event)) else sse(json.dumps(event)) for event in events]
-    return Reply([*steps, ending] if ending else steps, headers=[("content-type", "text/event-stream")])
-
-
-DONE = sse("[DONE]")
-
-
-@pytest.fixture
-def quick_commit(monkeypatch):
-    """Headers of a silent stream are committed after 50 ms instead of a second."""
-    monkeypatch.setattr(client_answer, "COMMIT_AFTER_S", 0.05)
 
 
 @both_ways
@@ -252,130 +227,6 @@ async def test_every_choice_must_finish(launch):
     cut = await gateway.post(chat(stream=True, n=2))
     assert (cut.text, cut.code, cut.is_done) == ("a", "replica_reset", False)
     assert (await gateway.post(chat(stream=True, n=2))).is_done
-
-
-async def test_a_slow_first_token_is_not_judged_by_the_idle_timeout(launch, quick_commit):
-    """P07 B: reading a prompt may take longer than the gap between two tokens may."""
-    gateway = await launch(timeouts={"first_token_s": 10, "idle_s": 0.1, "keepalive_s": 0.04})
-    gate = asyncio.Event()
-    gateway.script(answer("slow", gates={1: gate}))
-    client = await gateway.start(chat(stream=True))
-    while (await client.until(": keep-alive")).count(b": keep-alive") < 5:
-        await client.piece()
-    gate.set()
-    assert (await client.answer()).is_done
-
-
-@both_ways
-async def test_a_stall_between_tokens_ends_the_stream_and_aborts_the_engine(launch):
-    """P07 C: after the idle timeout the client gets an error event, and the engine is told to stop."""
-    gateway = await launch(timeouts={"first_token_s": 10, "idle_s": 0.15})
-    gateway.script(answer("a", "b", "c", gates={3: asyncio.Event()}))
-    client = await gateway.start(chat(stream=True))
-    await client.until('"b"')
-    began = now()
-    got = await client.answer()
-    assert 0.1 < now() - began < 2
-    assert (got.error["code"], got.code, got.is_done) == (504, "replica_timeout", False)
-    await (await gateway.received()).until_aborted()
-    [record] = await gateway.until_recorded(1)
-    assert (record.outcome, record.status, record.num_chunks) == ("timed_out", 504, 2)
-
-
-@both_ways
-async def test_no_first_token_in_time_is_504(launch):
-    """P07: before anything was sent the timeout is a status, and it is not tried again elsewhere."""
-    gateway = await launch(engines=2, timeouts={"first_token_s": 0.1})
-    gateway.script(answer("late", gates={1: asyncio.Event()}))
-    got = await gateway.post(chat(stream=True))
-    assert (got.status, got.code) == (504, "replica_timeout")
-    await (await gateway.received()).until_aborted()
-    assert len(gateway.engines.requests) == 1
-
-
-async def test_an_unstreamed_answer_has_only_the_total_to_keep(launch):
-    """P07: neither first token nor idle timeout can be seen in an answer that comes whole."""
-    gateway = await launch(timeouts={"first_token_s": 0.02, "idle_s": 0.02, "total_s": 0.2})
-    gateway.script(answer("x", gates={0: asyncio.Event()}))
-    began = now()
-    got = await gateway.post(chat())
-    assert now() - began >= 0.2
-    assert (got.status, got.code) == (504, "replica_timeout")
-
-
-async def test_the_total_ends_a_stream_that_never_stops(launch):
-    """P07: tokens come in time for ever, and still there is an end."""
-    gateway = await launch(timeouts={"total_s": 0.2})
-    gateway.script(answer("a", gates={2: asyncio.Event()}))
-    got = await gateway.post(chat(stream=True))
-    assert (got.text, got.error["code"]) == ("a", 504)
-
-
-async def test_a_replica_that_does_not_accept_is_left_after_the_connect_timeout(launch):
-    """P07 D: the request fails over and the client sees one answer."""
-    gateway = await launch(engines=2, timeouts={"connect_s": 0.1, "first_token_s": 10})
-    text = gateway.prompt_for("r1")
-    await gateway.engine.kill()
-    with socket.create_server(("127.0.0.1", gateway.engine.port), backlog=0) as deaf:
-        fillers = [socket.socket() for _ in range(3)]
-        for filler in fillers:
-            filler.setblocking(False)
-            filler.connect_ex(deaf.getsockname())
-        began = now()
-        got = await gateway.post(chat(text, stream=True))
-        for filler in fillers:
-            filler.close()
-    assert 0.1 <= now() - began < 3
-    assert got.is_done
-    [record] = await gateway.until_recorded(1)
-    assert (record.attempts, record.replica) == (2, "r2")
-
-
-DETAILED = {**USAGE, "prompt_tokens_details": {"cached_tokens": 4}, "completion_tokens_details": {"reasoning_tokens": 1}}
-LAST = {"choices": [], "usage": DETAILED}
-SHAPES = {
-    "separate": [ROLE, token("a"), token("b"), FINISH, LAST],
-    "on the finish chunk": [ROLE, token("a"), token("b"), {**FINISH, "usage": DETAILED}],
-    "on a content chunk": [ROLE, token("a"), token("b", usage=DETAILED), FINISH],
-    "on an empty delta": [ROLE, token("a"), token("b"), FINISH, {"choices": [{"index": 0, "delta": {}}], "usage": DETAILED}],
-    "after nulls": [{**ROLE, "usage": None}, token("a", usage=None), token("b", usage=None), {**FINISH, "usage": None}, LAST],
-    "on every chunk": [{**ROLE, "usage": USAGE}, token("a", usage=USAGE), token("b", usage=USAGE), FINISH, LAST],
-    "on the first chunk": [{**ROLE, "usage": DETAILED}, token("a"), token("b"), FINISH],
-    "choices missing": [ROLE, token("a"), token("b"), FINISH, {"usage": DETAILED}],
-    "choices null": [ROLE, token("a"), token("b"), FINISH, {"choices": None, "usage": DETAILED}],
-    "before the finish": [ROLE, token("a"), token("b"), LAST, FINISH],
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("asks", [True, False], ids=["asked", "not asked"])
-@pytest.mark.parametrize("shape", SHAPES)
-async def test_usage_is_read_wherever_the_engine_puts_it(launch, shape, asks):
-    """P36: the record has the engine's numbers; the client gets one standard usage chunk if it asked, none if not."""
-    gateway = await launch()
-    gateway.script(streamed(*SHAPES[shape], DONE))
-    options = {"stream_options": {"include_usage": True}} if asks else {}
-    got = await gateway.post(chat(stream=True, **options))
-    assert (got.text, got.roles, got.is_done) == ("ab", 1, True)
-    [record] = await gateway.until_recorded(1)
-    assert (record.prompt_tokens, record.completion_tokens, record.cached_tokens) == (9, 2, 4)
-    assert got.usage == (DETAILED if asks else None)
-    if asks:
-        assert got.chunks[-1]["choices"] == []
-    assert (await gateway.received()).json["stream_options"]["include_usage"] is True
-
-
-@pytest.mark.parametrize("usage", [None, {"prompt_tokens": 3, "completion_tokens": None}, {}, "many", [1]])
-@pytest.mark.parametrize("stream", [True, False])
-async def test_usage_that_cannot_be_read_does_not_spoil_the_answer(launch, usage, stream):
-    """P36: the answer is the client's; what is not understood of the usage is only missing from the record."""
-    gateway = await launch()
-    choice = {"index": 0, "message": {"role": "assistant", "content": "ab"}, "finish_reason": "stop"}
-    whole = Reply([json.dumps({"choices": [choice], "usage": usage}).encode()], framing=Framing.LENGTH)
-    gateway.script(streamed(ROLE, token("ab"), FINISH, {"choices": [], "usage": usage}, DONE) if stream else whole)
-    got = await gateway.post(chat(stream=stream))
-    assert (got.status, got.text) == (200, "ab")
-    [record] = await gateway.until_recorded(1)
-    assert record.outcome == "finished"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from engines.core.plan import EngineFault
 from engines.core.scheduler import Scheduler
 from engines.core.sequence import FinishReason, GenerateRequest, SamplingParams
 from engines.fake.runner import FakeRunner
+from policies.lane import Lane
 from tests.engines.core.driven import Driven, words
 
 PATIENCE_S = 20.0
@@ -220,7 +221,7 @@ def test_a_receiver_that_raises_is_aborted_and_others_go_on(make_engine):
 def test_a_step_log_that_raises_costs_nothing(make_engine):
     """Observers are told, and not believed."""
 
-    def on_step(plan, seconds):
+    def on_step(record):
         raise RuntimeError("disk full")
 
     faults = []
@@ -234,10 +235,12 @@ def test_the_step_log_has_plans_and_seconds(make_engine):
     """What was computed when, for cost models and for tests of isolation."""
     time = iter(range(1000))
     steps = []
-    engine = make_engine(on_step=lambda *step: steps.append(step), clock=lambda: next(time))
+    engine = make_engine(on_step=steps.append, clock=lambda: next(time))
     ask(engine, max_tokens=3).wait()
     assert engine.stop()
-    assert [(plan.number, plan.num_tokens, seconds) for plan, seconds in steps] == [(1, 3, 1), (2, 1, 1), (3, 1, 1)]
+    made = [(step.plan.number, step.plan.num_tokens, step.seconds) for step in steps]
+    assert made == [(1, 3, 1), (2, 1, 1), (3, 1, 1)]
+    assert {step.outlook.lanes for step in steps} == {(Lane.INTERACTIVE,)}
     assert (engine.load().num_steps, engine.load().step_s) == (3, 1)
 
 

@@ -152,7 +152,7 @@ def test_nobody_is_seated_in_a_step_that_preempts(driven):
     """Admit, preempt, admit would thrash: what a preemption frees is for those still seated."""
     engine = driven(kv_tokens=32, max_seqs=3, watermark_ratio=0.0)
     engine.add("a", words(*range(12)), SamplingParams(temperature=0, max_tokens=9))
-    engine.add("b", words(*range(20, 35)), SamplingParams(temperature=0, max_tokens=9), Lane.BULK)
+    engine.add("b", words(*range(20, 35)), SamplingParams(temperature=0, max_tokens=9), Lane.STANDARD)
     engine.step()
     engine.add("c", words(*range(40, 47)), SamplingParams(temperature=0, max_tokens=1))
     assert lengths(engine.step()) == [1, 1]

@@ -1,0 +1,58 @@
+"""What goes into the next step, lane by lane. Pure.
+
+Interactive decodes, standard decodes; then interactive prompts, those seated before newcomers, then standard ones; then
+as much bulk as the objective leaves room for: decodes, the longest left out first, then prompts in order.
+"""
+
+from engines.core.budget import StepBudget
+from engines.core.memory import Placement
+from engines.core.seats import Seats
+from policies.lane import Lane
+
+_URGENT = (Lane.INTERACTIVE, Lane.STANDARD)
+
+
+def compose(budget: StepBudget, seats: Seats, *, is_bulk_overdue: bool) -> None:
+    """Fill `budget`, seating and preempting as need be. `is_bulk_overdue`: bulk gets a smallest share at least."""
+    may_seat = seats.make_room()  # what a preemption frees is for those still seated: else both would be repeated
+    for lane in _URGENT:
+        for sequence in seats.running.in_lane(lane):
+            if sequence.is_decoding:
+                budget.take(sequence)
+    for lane in _URGENT:
+        for sequence in seats.running.in_lane(lane):
+            if not sequence.is_decoding:
+                budget.take(sequence)
+        may_seat = may_seat and _seat(budget, seats, lane)
+    _take_bulk(budget, seats, may_seat=may_seat)
+    if is_bulk_overdue and not budget.has_bulk:
+        budget.lift()
+        _take_bulk(budget, seats, may_seat=may_seat)
+
+
+def _take_bulk(budget: StepBudget, seats: Seats, *, may_seat: bool) -> None:
+    seated = seats.running.in_lane(Lane.BULK)
+    for sequence in sorted((s for s in seated if s.is_decoding), key=lambda s: s.last_step):
+        budget.take(sequence)
+    for sequence in seated:
+        if not sequence.is_decoding:
+            budget.take(sequence)
+    if may_seat:
+        _seat(budget, seats, Lane.BULK)
+
+
+def _seat(budget: StepBudget, seats: Seats, lane: Lane) -> bool:
+    """Seat waiting sequences of a lane in their order; whether lower lanes may seat theirs.
+
+    The first one without room ends it, for lower lanes too, so that large ones are not overtaken forever.
+    """
+    preemptions = seats.preemptions
+    for sequence in seats.waiting.in_lane(lane):
+        if not budget.can_seat(lane):
+            return False
+        placement = seats.seat(sequence)
+        if placement is Placement.NO_ROOM:
+            return False
+        if placement is Placement.PLACED:
+            budget.take(sequence)
+    return seats.preemptions == preemptions

@@ -1,0 +1,118 @@
+"""How long a step may take, given who is in it: the rules by which bulk and prompts give way. Pure arithmetic.
+
+Knows counts and a step-cost model, no sequences. Counts follow the model: a sequence that computes one token in a step
+is a *row*, the tokens of one that computes several are *prefill tokens*. Interactive and standard are *urgent* here.
+With a model that knows nothing (all zero) every step takes no time, hence nothing gives way.
+"""
+
+from dataclasses import dataclass
+
+from engines.step_cost import StepCost
+
+# Measured in virtual time (docs/design/006): steps of three times the fixed cost lose 1% of bulk's output when some of
+# it decodes, and a quarter of its prefill when none does; a newcomer's TTFT stays within 1.1 times that without bulk.
+_BULK_STEP_S, _BULK_STEP_BASES = 0.03, 3.0
+# Prompts beside urgent decodes: shorter steps would be more steps, and more gaps would be long; measured likewise.
+_PROMPT_STEP_S, _PROMPT_STEP_BASES, _PROMPT_GROWTH = 0.05, 4.0, 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class LatencySettings:
+    """What urgent sequences are promised.
+
+    `itl_p95_s`: gap between an urgent sequence's tokens that bulk may cause; None: `bulk_growth` times the gap without
+    bulk. NOTE: less than the promise, which is 1.15: in longer steps urgent sequences stay longer, so there are more of
+    them, and a model errs (measured in virtual time: at 1.15 the gap grew up to 1.2 times, at 1.12 up to 1.13). `max_step_s`: longest step into which bulk prompts are cut, hence the longest wait of an urgent newcomer;
+    None: the objective or, without one, three times a step's fixed cost, at least 30 ms. `min_chunk_tokens`: a prompt
+    that goes on at all beside those that decode goes on by so many tokens. `bulk_patience_s`: for so long the whole
+    bulk lane may be left out, then one of its sequences gets the smallest share of a step in spite of the objective.
+    """
+
+    itl_p95_s: float | None = None
+    max_step_s: float | None = None
+    bulk_growth: float = 1.12
+    min_chunk_tokens: int = 32
+    bulk_patience_s: float = 5.0
+
+    def __post_init__(self) -> None:
+        """Raise ValueError for bounds that make no sense."""
+        if any(bound is not None and not 0 < bound < float("inf") for bound in (self.itl_p95_s, self.max_step_s)):
+            raise ValueError("itl_p95_s and max_step_s must be more than 0 seconds")
+        if self.bulk_growth < 1 or self.min_chunk_tokens < 1 or self.bulk_patience_s < 0:
+            raise ValueError("bulk_growth and min_chunk_tokens must be at least 1, bulk_patience_s at least 0")
+
+
+@dataclass(frozen=True, slots=True)
+class StepCounts:
+    """What is in a step, as the cost model counts it."""
+
+    rows: int = 0
+    prefill_tokens: int = 0
+
+    def plus(self, num_tokens: int) -> "StepCounts":
+        """With one more sequence that computes `num_tokens` (0: the same)."""
+        if num_tokens == 1:
+            return StepCounts(self.rows + 1, self.prefill_tokens)
+        return StepCounts(self.rows, self.prefill_tokens + num_tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class LatencyGuard:
+    """The settings applied to what a step is believed to cost now."""
+
+    settings: LatencySettings
+    cost: StepCost
+
+    def seconds(self, counts: StepCounts) -> float:
+        """Modelled duration of a step."""
+        return self.cost.seconds(counts.rows, counts.prefill_tokens)
+
+    def objective_s(self, urgent: StepCounts) -> float | None:
+        """The most that a step with these urgent ones may take with bulk; None, no bound, if there are none.
+
+        A step with an urgent prompt has no time to give: what bulk took of it would be added to a TTFT.
+        """
+        alone_s = self.seconds(urgent)
+        if urgent == StepCounts():
+            return None
+        if urgent.prefill_tokens > 0:
+            return alone_s
+        return self.settings.bulk_growth * alone_s if self.settings.itl_p95_s is None else self.settings.itl_p95_s
+
+    def bulk_step_s(self) -> float:
+        """The longest step, decodes apart, while only bulk is there: whoever arrives meanwhile waits it out."""
+        settings = self.settings
+        if settings.max_step_s is not None:
+            return settings.max_step_s
+        if settings.itl_p95_s is not None:
+            return settings.itl_p95_s
+        return max(_BULK_STEP_S, _BULK_STEP_BASES * self.cost.base_s)
+
+    def urgent_prompt_tokens(self, decoding: StepCounts, most: int) -> int:
+        """Prompt tokens of urgent sequences beside those urgent ones that decode, at most `most`.
+
+        Alone, prompts may take it all. Else the step keeps to `itl_p95_s` or, without, to 50 ms, four times its fixed
+        cost or twice what the decoding ones take alone, whichever is longest. The smallest chunk goes in always, so
+        that TTFT does not starve.
+        """
+        if decoding.rows == 0:
+            return most
+        limit_s = self.settings.itl_p95_s
+        if limit_s is None:
+            by_device = max(_PROMPT_STEP_S, _PROMPT_STEP_BASES * self.cost.base_s)
+            limit_s = max(by_device, _PROMPT_GROWTH * self.seconds(decoding))
+        return min(most, max(self.settings.min_chunk_tokens, self.tokens_within(limit_s, decoding, most)))
+
+    def tokens_within(self, limit_s: float, counts: StepCounts, most: int) -> int:
+        """How many tokens of one more sequence, 0 to `most`, keep a step that holds `counts` within `limit_s`."""
+        if most < 1:
+            return 0
+        fewest = 1 if self.seconds(counts.plus(1)) <= limit_s else 0
+        low, high = 1, most  # of several; a row is not the same as a prefill token
+        while low < high:
+            middle = (low + high + 1) // 2
+            if self.seconds(counts.plus(middle)) <= limit_s:
+                low = middle
+            else:
+                high = middle - 1
+        return low if low > 1 else fewest

@@ -1,0 +1,89 @@
+"""A file with a line of JSON for each step: what was in it, what it was believed to take, what it took.
+
+Lengths and lanes only, never tokens: they are somebody's words. Written in the engine's thread.
+"""
+
+from pathlib import Path
+
+import msgspec
+
+from engines.core.outlook import StepRecord
+
+_MAX_BYTES = 64 << 20  # of a file; chosen: some 100,000 steps
+
+
+class LoggedRow(msgspec.Struct):
+    """One sequence in the step: positions [start, start + num_tokens)."""
+
+    lane: str
+    start: int
+    num_tokens: int
+    samples: bool
+
+
+class LoggedStep(msgspec.Struct):
+    """A line. Seconds and counts as in `StepOutlook`; `cost`: base, per row, per prefill token, as believed before."""
+
+    step: int
+    rows: list[LoggedRow]
+    cost: tuple[float, float, float]
+    modelled_s: float
+    modelled_urgent_s: float
+    objective_s: float | None
+    bulk_left_out: int
+    is_lifted: bool
+    seconds: float
+
+
+class StepLog:
+    """The newest steps in `path`, those before in `path` with `.1` behind; each at most `max_bytes` and a line long."""
+
+    def __init__(self, path: Path, max_bytes: int = _MAX_BYTES) -> None:
+        """Start the file anew. Raises OSError where it cannot be written."""
+        self._path = path
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._file = path.open("wb", buffering=0)
+
+    def __repr__(self) -> str:
+        return f"<StepLog {self._path} bytes={self._num_bytes}>"
+
+    def write(self, record: StepRecord) -> None:
+        """Append a step. Raises OSError when it cannot."""
+        if self._num_bytes >= self._max_bytes:
+            self._turn_over()
+        self._num_bytes += self._file.write(msgspec.json.encode(_logged(record)) + b"\n")
+
+    def close(self) -> None:
+        """Nothing is written any more. Harmless a second time."""
+        self._file.close()
+
+    def _turn_over(self) -> None:
+        self._file.close()
+        self._path.replace(self._path.with_name(f"{self._path.name}.1"))
+        self._file = self._path.open("wb", buffering=0)
+        self._num_bytes = 0
+
+
+def read_step_log(path: Path) -> list[LoggedStep]:
+    """All steps of one file, oldest first."""
+    return [msgspec.json.decode(line, type=LoggedStep) for line in path.read_bytes().splitlines()]
+
+
+def _logged(record: StepRecord) -> LoggedStep:
+    plan, outlook = record.plan, record.outlook
+    cost = outlook.cost
+    return LoggedStep(
+        step=plan.number,
+        rows=[
+            LoggedRow(lane.value, row.start, len(row.tokens), row.samples)
+            for row, lane in zip(plan.rows, outlook.lanes, strict=True)
+        ],
+        cost=(cost.base_s, cost.per_row_s, cost.per_prefill_token_s),
+        modelled_s=outlook.modelled_s,
+        modelled_urgent_s=outlook.modelled_urgent_s,
+        objective_s=outlook.objective_s,
+        bulk_left_out=outlook.bulk_left_out,
+        is_lifted=outlook.is_lifted,
+        seconds=record.seconds,
+    )

@@ -1,0 +1,269 @@
+"""The waiting requests of one model and the seats they may take: fair queue, caps, router and pool asked as one.
+
+Pure: no clock, no waiting, no network. Live traffic (`admission.py`) and the simulator drive the same code. A turn is
+given when an entry, a replica and a seat are found together; ending it gives back seat, cap and lease, and charges the
+tenant what the request really cost.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from policies.caps import CapLimits, Caps, Hold
+from policies.entry import Entry, Picked
+from policies.fair_queue import FairQueue, Place, QueueFull
+from policies.lane import Lane
+from policies.leases import Holdings, seats
+from policies.offer import NoRoom, Offer
+from policies.saturation import Load, Saturation, Shed, TooLate
+from routing.decision import Full, NoReplica, RouteDecision
+from routing.filters import Rejection
+from routing.lease import Lease
+from routing.pool import ReplicaPool
+from routing.query import RouteQuery
+from routing.replica import ReplicaState
+from routing.router import Router
+
+_NO_CAPS = CapLimits()
+
+
+@dataclass(slots=True, eq=False)
+class Waiting:
+    """What an entry waits for. `caps`: its tenant's in its lane. `ticket`: the caller's own."""
+
+    query: RouteQuery
+    caps: CapLimits = _NO_CAPS
+    ticket: object = None
+
+
+@dataclass(frozen=True, slots=True)
+class Absent:
+    """The entry need not wait: nobody can serve it. It is out of the queue."""
+
+    entry: Entry
+    reason: NoReplica
+
+
+class Turn:
+    """The right to one attempt: a decision, its seat, the tenant's part of its caps. Ended exactly once, by its queue.
+
+    `cost`: what the request has cost so far in weighted tokens, kept up to date by who runs it.
+    """
+
+    __slots__ = ("cost", "decision", "hold", "is_over", "lease", "picked", "units")
+
+    def __init__(
+        self, picked: Picked, decision: RouteDecision, lease: Lease, hold: Hold, units: tuple[str, ...]
+    ) -> None:
+        self.picked = picked
+        self.decision = decision
+        self.lease = lease
+        self.hold = hold
+        self.units = units
+        self.cost = 0.0
+        self.is_over = False
+
+    @property
+    def entry(self) -> Entry:
+        """Whose turn it is."""
+        return self.picked.entry
+
+    @property
+    def queued_s(self) -> float:
+        """How long it was waited for."""
+        return self.picked.queued_s
+
+    def __repr__(self) -> str:
+        return f"<Turn {self.entry.tenant} on {self.decision.chosen} {'over' if self.is_over else 'open'}>"
+
+
+class ModelQueue:
+    """One model's requests. `holdings`: the seats leased among gateways, None when all are ours."""
+
+    def __init__(
+        self,
+        model: str,
+        router: Router,
+        caps: Caps,
+        queue: FairQueue,
+        saturation: Saturation,
+        holdings: Holdings | None = None,
+    ) -> None:
+        self.model = model
+        self.queue = queue
+        self.saturation = saturation
+        self.num_turns = 0
+        self._router = router
+        self._caps = caps
+        self._holdings = holdings
+        self._unleased: dict[tuple[str, int], None] = {}  # (replica, lane rank) that the lease refused, until a raise
+        self._absences: dict[Entry, NoReplica] = {}
+        self._now = 0.0
+
+    def __len__(self) -> int:
+        return len(self.queue)
+
+    def enter(self, entry: Entry, now: float) -> QueueFull | None:
+        """Let an entry wait, last in its flow; `entry.request` is a `Waiting`."""
+        full = self.queue.push(entry, now)
+        if full is None:
+            self.saturation.rate(entry.lane).arrived(now)
+        return full
+
+    def refusal(self, entry: Entry, now: float) -> Shed | TooLate | None:
+        """Why a waiting entry should rather not wait. Does not take it out."""
+        place = self.queue.place_of(entry)
+        if place is None:
+            return None
+        return self.saturation.refusal(
+            entry.lane, self.load(now), in_lane=place.in_lane, deadline=entry.deadline, now=now
+        )
+
+    def turns(self, now: float) -> Iterator[Turn | Absent]:
+        """Every turn that can be given now, and every entry that waits in vain, one after the other."""
+        self._now = now
+        while self.queue:
+            picked = self.queue.pick(self._offer, now)
+            yield from self._take_absences(now)
+            if picked is None:
+                if not self.queue.is_scan_unfinished:
+                    return
+                continue
+            turn = self._turn(picked, now)
+            if turn is not None:
+                self.num_turns += 1
+                waiting = self.queue.depth(turn.entry.lane)
+                self.saturation.rate(turn.entry.lane).dispatched(turn.queued_s, waiting, now)
+                yield turn
+
+    def end(self, turn: Turn, now: float) -> None:
+        """The turn is over: everything it held is given back, its flow is charged `turn.cost`. Harmless when repeated."""
+        if turn.is_over:
+            return
+        turn.is_over = True
+        self.num_turns -= 1
+        turn.lease.end()
+        turn.hold.give_back()
+        self._give_back_units(turn.units)
+        self.queue.settle(turn.picked, turn.cost, now)
+        self.queue.wake()
+
+    def leave(self, entry: Entry, now: float) -> bool:
+        """An entry stops waiting; False if it did not wait (any more)."""
+        was_waiting = self.queue.remove(entry, now)
+        if was_waiting and not self.queue.depth(entry.lane):
+            self.saturation.rate(entry.lane).emptied()
+        return was_waiting
+
+    def expire(self, now: float) -> list[Entry]:
+        """Take out and return those whose deadline has passed."""
+        expired = self.queue.expire(now)
+        for lane in {entry.lane for entry in expired}:
+            if not self.queue.depth(lane):
+                self.saturation.rate(lane).emptied()
+        return expired
+
+    def wake(self) -> None:
+        """A replica, a breaker or a lease changed."""
+        self._unleased.clear()
+        self.queue.wake()
+
+    def place_of(self, entry: Entry, now: float) -> tuple[Place, float] | None:
+        """Where a waiting entry stands and the seconds it may take; None if it does not wait."""
+        place = self.queue.place_of(entry)
+        return None if place is None else (place, self.saturation.wait_s(entry.lane, place.in_lane, now))
+
+    def load(self, now: float) -> Load:
+        """How the model stands: seats in use over its ready replicas, KV use not known here."""
+        seats_all = used = 0
+        for replica in self._router.pool.of_model(self.model):
+            if replica.state is ReplicaState.READY:
+                seats_all += replica.spec.seats
+                used += min(replica.num_in_flight, replica.spec.seats)
+        oldest = {lane: self.queue.oldest_since(lane) for lane in Lane}
+        waited = {lane: now - since if since is not None else 0.0 for lane, since in oldest.items()}
+        return Load(used / seats_all if seats_all else 1.0, 0.0, waited)
+
+    @property
+    def _pool(self) -> ReplicaPool:
+        return self._router.pool
+
+    def _offer(self, entry: Entry) -> Offer | NoRoom:
+        """The best seat for one entry now, or why there is none."""
+        waiting: Waiting = entry.request
+        caps, lane = waiting.caps, entry.served_as
+        if caps is not _NO_CAPS and not self._caps.can_take(entry.tenant, entry.lane, caps):
+            return NoRoom.CAPPED
+        query = waiting.query
+        barred = self._barred(entry, caps, lane)
+        if barred or lane is not query.lane:
+            query = replace(query, lane=lane, barred=barred)
+        decision = self._router.route(query, self._now)
+        if isinstance(decision, RouteDecision):
+            gain = decision.hit_tokens + 1.0 / (1.0 + decision.ttft_s)
+            return Offer(gain, decision.uncached_tokens, decision)
+        if isinstance(decision, NoReplica):
+            self._absences[entry] = decision
+            return NoRoom.ENTRY
+        return _no_room(decision)
+
+    def _barred(self, entry: Entry, caps: CapLimits, lane: Lane) -> frozenset[str]:
+        if caps.per_replica is None and not self._unleased:
+            return frozenset()
+        return frozenset(
+            replica.name
+            for replica in self._pool.of_model(self.model)
+            if (replica.name, lane.rank) in self._unleased
+            or not self._caps.can_take(entry.tenant, entry.lane, caps, replica.name)
+        )
+
+    def _turn(self, picked: Picked, now: float) -> Turn | None:
+        """Make a pick real, or put it back where a seat, a cap or a lease was gone in between."""
+        decision: RouteDecision = picked.offer.payload
+        waiting: Waiting = picked.entry.request
+        lease = self._pool.lease(decision, now)
+        if lease is None:
+            self.queue.put_back(picked)
+            return None
+        hold = self._caps.take(picked.entry.tenant, picked.entry.lane, waiting.caps, decision.chosen, now)
+        units = self._take_units(decision, now) if hold is not None else None
+        if hold is None or units is None:
+            lease.end()
+            if hold is not None:
+                hold.give_back()
+            self.queue.put_back(picked)
+            return None
+        return Turn(picked, decision, lease, hold, units)
+
+    def _take_units(self, decision: RouteDecision, now: float) -> tuple[str, ...] | None:
+        """The leased seats of a decision, None if the lease refused one; the replica is then barred until a raise."""
+        if self._holdings is None:
+            return ()
+        replica = self._pool.get(decision.chosen)
+        assert replica is not None, "a replica that was just leased is in the pool"
+        taken: list[str] = []
+        for resource, limit in seats(decision.chosen, decision.lane, replica.seat_limits):
+            if not self._holdings.try_take(resource, limit, now, waiting=len(self.queue) + 1):
+                self._give_back_units(tuple(taken))
+                self._unleased[decision.chosen, decision.lane.rank] = None
+                return None
+            taken.append(resource)
+        return tuple(taken)
+
+    def _give_back_units(self, units: tuple[str, ...]) -> None:
+        if self._holdings is not None:
+            for resource in units:
+                self._holdings.give_back(resource)
+
+    def _take_absences(self, now: float) -> Iterator[Absent]:
+        absences, self._absences = self._absences, {}
+        for entry, reason in absences.items():
+            if self.leave(entry, now):
+                yield Absent(entry, reason)
+
+
+def _no_room(full: Full) -> NoRoom:
+    """How wide the lack of a seat is: for the whole lane, for this tenant, or for this request alone."""
+    reasons = {reason for _, reason in full.filtered}
+    if Rejection.BARRED in reasons or Rejection.NOT_ALLOWED in reasons:
+        return NoRoom.FLOW
+    return NoRoom.ENTRY if Rejection.EXCLUDED in reasons else NoRoom.LANE

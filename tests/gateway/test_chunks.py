@@ -1,0 +1,149 @@
+"""What is read in an engine's answer: usage in every place, content of every kind, errors, and what is no chunk."""
+
+import json
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gateway.chunks import read_answer, read_chunk, usage_chunk, without_usage
+
+USAGE = {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13}
+
+
+def chunk(delta=None, finish=None, **fields):
+    """Bytes of a chat chunk with one choice."""
+    choice = {"index": 0, "delta": {} if delta is None else delta, "finish_reason": finish}
+    return json.dumps({"id": "c", "choices": [choice], **fields}).encode()
+
+
+@pytest.mark.parametrize(
+    "delta",
+    [
+        {"content": "x"},
+        {"content": " "},
+        {"reasoning_content": "hm"},
+        {"reasoning": "hm"},
+        {"refusal": "no"},
+        {"tool_calls": [{"index": 0, "function": {"arguments": ""}}]},
+        {"role": "assistant", "content": "x"},
+    ],
+)
+def test_everything_a_client_would_show_is_content(delta):
+    """From the first of these on, no other replica may be tried."""
+    assert read_chunk(chunk(delta)).has_content
+    assert read_chunk(chunk(delta, usage=None)).has_content
+
+
+@pytest.mark.parametrize(
+    "delta",
+    [
+        {},
+        {"role": "assistant"},
+        {"content": ""},
+        {"content": None},
+        {"role": "assistant", "content": "", "tool_calls": []},
+    ],
+)
+def test_a_role_or_nothing_is_no_content(delta):
+    """Nothing of it is lost when another replica answers instead."""
+    signs = read_chunk(chunk(delta))
+    assert (signs.has_content, signs.finished, signs.usage, signs.is_error) == (False, (), None, False)
+
+
+def test_text_of_a_completion_is_content():
+    """The older surface has no delta."""
+    assert read_chunk(b'{"choices":[{"index":0,"text":"x","finish_reason":null}]}').has_content
+    assert not read_chunk(b'{"choices":[{"index":0,"text":""}]}').has_content
+
+
+def test_a_finish_names_its_choices():
+    """With n > 1 each choice ends for itself; content on the same chunk still counts."""
+    choices = [{"index": number, "delta": {"content": "x"}, "finish_reason": "stop"} for number in (0, 2)]
+    signs = read_chunk(json.dumps({"choices": choices}).encode())
+    assert signs.finished == (0, 2)
+    assert signs.has_content
+
+
+@pytest.mark.parametrize(
+    ("payload", "usage_only"),
+    [
+        (chunk(finish="stop", usage=USAGE), False),
+        (json.dumps({"choices": [], "usage": USAGE}).encode(), True),
+        (json.dumps({"choices": None, "usage": USAGE}).encode(), True),
+        (json.dumps({"usage": USAGE}).encode(), True),
+        (chunk({}, usage=USAGE), False),
+        (chunk({"role": "assistant"}, usage=USAGE), False),
+        (chunk({"content": "x"}, usage={**USAGE, "prompt_tokens_details": None}), False),
+    ],
+)
+def test_usage_is_read_in_every_place(payload, usage_only):
+    """P36: no engine puts it where the others do."""
+    signs = read_chunk(payload)
+    assert (signs.usage.prompt_tokens, signs.usage.completion_tokens) == (10, 3)
+    assert signs.usage.cached_tokens is None
+    assert signs.usage_only is usage_only
+
+
+@pytest.mark.parametrize(
+    ("details", "cached"),
+    [({"cached_tokens": 4}, 4), ({"cached_tokens": 0}, 0), ({"cached_tokens": None}, None), ({}, None)],
+)
+def test_cached_tokens_are_read_and_their_absence_is_not_zero(details, cached):
+    """An engine that does not report its cache has not missed."""
+    assert read_chunk(chunk(usage={**USAGE, "prompt_tokens_details": details})).usage.cached_tokens == cached
+
+
+@pytest.mark.parametrize(
+    "usage", [{"prompt_tokens": -1}, {"prompt_tokens": 10**30}, {"prompt_tokens": "5"}, "many", [1]]
+)
+def test_a_usage_that_is_none_spoils_no_answer(usage):
+    """What cannot be counted is not counted: metrics could not add it up."""
+    assert read_chunk(chunk({"content": "x"}, usage=usage)).usage is None
+    assert read_chunk(chunk({"content": "x"}, usage=usage)).has_content
+    assert read_answer(json.dumps({"usage": usage}).encode()) is None
+
+
+@pytest.mark.parametrize("error", [{"message": "x", "code": 500}, "x", {}])
+def test_an_error_event_is_seen(error):
+    """Engines say errors in the middle of a stream with status 200."""
+    assert read_chunk(json.dumps({"error": error}).encode()).is_error
+    assert not read_chunk(chunk(error=None)).is_error
+
+
+@pytest.mark.parametrize(
+    "payload", [b"", b"x", b"[]", b"5", b'{"choices":5}', b'{"choices":[5]}', b'{"choices":[null]}', b"[DONE"]
+)
+def test_what_is_no_chunk_is_refused(payload):
+    """The relay turns this into the engine's fault."""
+    with pytest.raises(msgspec.MsgspecError):
+        read_chunk(payload)
+
+
+def test_usage_is_taken_out_and_made_a_chunk_of_its_own():
+    """The client gets the standard form, whichever the engine has."""
+    rest, fields = without_usage(chunk({"content": "x"}, usage=USAGE, model="m"))
+    assert json.loads(rest) == json.loads(chunk({"content": "x"}, model="m"))
+    assert json.loads(usage_chunk(fields)) == {"id": "c", "choices": [], "usage": USAGE, "model": "m"}
+
+
+def test_the_usage_of_a_whole_answer_is_read():
+    """With what is no answer refused."""
+    assert read_answer(json.dumps({"choices": [], "usage": USAGE}).encode()).completion_tokens == 3
+    assert read_answer(b'{"choices":[]}') is None
+    assert read_answer(b'{"usage":null}') is None
+    for body in (b"", b"[]", b"<html>", b'{"error":{"message":"x"}}', b'{"error":"x"}', b'{"usage":{}'):
+        with pytest.raises(msgspec.MsgspecError):
+            read_answer(body)
+
+
+@settings(deadline=None, max_examples=300)
+@given(st.binary(max_size=80) | st.recursive(st.none() | st.integers() | st.text(max_size=3), lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.sampled_from(["choices", "delta", "usage", "error", "index", "text", "finish_reason", "prompt_tokens_details"]), inner, max_size=4)).map(lambda value: json.dumps(value).encode()))  # fmt: skip
+def test_any_payload_is_a_chunk_or_refused(payload):
+    """Nothing else may come out of the reader: it runs inside a callback."""
+    for reader in (read_chunk, read_answer):
+        try:
+            reader(payload)
+        except msgspec.MsgspecError:
+            continue
