@@ -67,9 +67,7 @@ class WasteBudget:
         Spends the budget on them: whoever is named has to be cancelled.
         """
         chosen: list[BulkRun] = []
-        may_go = [
-            run for run in runs if not run.has_sent_content and run.times_preempted < self.settings.max_times
-        ]
+        may_go = [run for run in runs if not run.has_sent_content and run.times_preempted < self.settings.max_times]
         for run in sorted(may_go, key=lambda run: (run.computed_tokens, -run.begun_at)):
             tokens = max(0, run.computed_tokens)
             if len(chosen) >= num or tokens > self._left:

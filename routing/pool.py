@@ -5,6 +5,7 @@ Counters change when a lease begins, has read its prompt, or ends, and never by 
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from cache_affinity.ratio import DEFAULT_BYTES_PER_TOKEN
 from cache_affinity.shadow import ShadowIndex
@@ -14,6 +15,7 @@ from routing.decision import RouteDecision
 from routing.lease import Lease
 from routing.replica import MOVES, ROW_TOKENS, Replica, ReplicaSpec, ReplicaState
 from routing.scorers import tokens_ahead
+from routing.step_model import Gaps, MeanRows
 
 MIN_NODES, MAX_NODES = 1024, 262_144  # borders in one replica's shadow; about 300 bytes of memory each
 _BYTES_PER_NODE = 64  # shorter messages than this, on average, hit the bound on borders first
@@ -29,7 +31,10 @@ class PoolSettings:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaStatistics:
-    """One replica for the admin plane and the metrics. `in_flight`: open leases by lane."""
+    """One replica for the admin plane and the metrics. `in_flight`: open leases by lane.
+
+    `bulk_seats`: what bulk may hold of it beside the present interactive work.
+    """
 
     name: str
     model: str
@@ -41,6 +46,7 @@ class ReplicaStatistics:
     shadow_bytes: int
     prefill_rate: float
     hit_confidence: float
+    bulk_seats: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,11 +57,28 @@ class PoolStatistics:
     replicas: tuple[ReplicaStatistics, ...]
 
 
+class LeaseWatcher(Protocol):
+    """Whoever sets lane seats by what is leased (`SeatControl`). Called after the counters changed."""
+
+    def began(self, lease: Lease) -> None:
+        """A seat was given."""
+        ...
+
+    def decoding(self, lease: Lease) -> None:
+        """The lease's prompt is read, or will not be; once a lease, before `ended`."""
+        ...
+
+    def ended(self, lease: Lease) -> None:
+        """The seat came back; once a lease."""
+        ...
+
+
 class ReplicaPool:
-    """Replicas by name and by model."""
+    """Replicas by name and by model. `watcher`: told of every lease, if set."""
 
     def __init__(self, settings: PoolSettings | None = None) -> None:
         self.settings = settings or PoolSettings()
+        self.watcher: LeaseWatcher | None = None
         self._replicas: dict[str, Replica] = {}
         self._by_model: dict[str, tuple[Replica, ...]] = {}
         self._num_leases = 0
@@ -139,22 +162,29 @@ class ReplicaPool:
             return None
         if not replica.has_seat(decision.lane) or not replica.breaker.can_try(now):
             return None
+        ahead = tokens_ahead(replica, decision.uncached_tokens)
         lease = Lease(
-            self, replica, decision.lane, now=now, uncached_tokens=decision.uncached_tokens,
-            tokens_ahead=tokens_ahead(replica, decision.uncached_tokens), probe=replica.breaker.begin(now),
+            self, replica, decision.lane, now=now, uncached_tokens=decision.uncached_tokens, tokens_ahead=ahead,
+            rows_ahead=replica.num_in_flight, reading_s=replica.ttft.predict_s(ahead + decision.uncached_tokens),
+            probe=replica.breaker.begin(now),
         )  # fmt: skip
         replica.in_flight[decision.lane.rank] += 1
         replica.num_in_flight += 1
         replica.outstanding_tokens += lease.uncached_tokens
         replica.work_tokens += lease.uncached_tokens + ROW_TOKENS
         replica.shadow.insert(decision.key, now)
+        replica.steps.note_prompt(lease.uncached_tokens)
         self._num_leases += 1
+        if self.watcher is not None:
+            self.watcher.began(lease)
         return lease
 
     def take_back_tokens(self, lease: Lease) -> None:
         """For `Lease` alone: its prompt is read, or will not be."""
         lease.replica.outstanding_tokens -= lease.uncached_tokens
         lease.replica.work_tokens -= lease.uncached_tokens
+        if self.watcher is not None:
+            self.watcher.decoding(lease)
 
     def take_back_seat(self, lease: Lease) -> None:
         """For `Lease` alone: it is over."""
@@ -164,6 +194,8 @@ class ReplicaPool:
         replica.work_tokens -= ROW_TOKENS
         lease.breaker.release(lease.probe)
         self._num_leases -= 1
+        if self.watcher is not None:
+            self.watcher.ended(lease)
 
     def report(self, lease: Lease, verdict: Verdict, now: float, *, retry_after_s: float | None = None) -> None:
         """Take in what the attempt says about its replica's health."""
@@ -177,7 +209,33 @@ class ReplicaPool:
     def learn_ttft(self, lease: Lease, uncached_tokens: int, ttft_s: float) -> None:
         """Take in a time to first token, from dispatch, of a prompt that had `uncached_tokens` to be computed."""
         if lease.is_current:
-            lease.replica.ttft.observe(lease.tokens_ahead + uncached_tokens, ttft_s)
+            num_tokens = lease.tokens_ahead + uncached_tokens
+            lease.replica.ttft.observe(num_tokens, ttft_s)
+            if not lease.replica.spec.capabilities.leaves_bulk_out:
+                lease.replica.steps.learn_ttft(num_tokens, lease.rows_ahead, ttft_s, lease.begun_at + ttft_s)
+
+    def learn_gaps(self, lease: Lease, gaps: Gaps, now: float) -> MeanRows | None:
+        """Take in the gaps of a streamed answer; who was on the replica meanwhile, None if unknown or it restarted."""
+        if lease.row_mark is None or not lease.is_current:
+            return None
+        return lease.replica.steps.learn_gaps(lease.row_mark, gaps, now)
+
+    def set_lane_seats(self, name: str, *, standard: int, bulk: int, may_start_bulk: bool = True) -> bool:
+        """Bound what standard and bulk may hold of a replica, besides its seats and the reserved ones.
+
+        `may_start_bulk` False: no bulk beyond what it holds now, True: one more, until this is called again. Whether
+        somebody of these lanes may have a seat now who could not before. Nobody loses one.
+        """
+        replica = self._replicas.get(name)
+        if replica is None:
+            return False
+        before = replica.lane_seats
+        held = replica.in_flight[Lane.BULK.rank]
+        replica.bulk_seats = bulk
+        replica.lane_seats = (before[0], standard, min(bulk, held + may_start_bulk))
+        return any(
+            was <= held < now for was, held, now in zip(before, replica.in_flight, replica.lane_seats, strict=True)
+        )
 
     def expire(self, before: float) -> int:
         """Borders dropped from shadows because nothing was routed to them since `before`; for the janitor."""
@@ -218,4 +276,5 @@ def _statistics(replica: Replica) -> ReplicaStatistics:
         in_flight={lane: replica.in_flight[lane.rank] for lane in Lane},
         outstanding_tokens=replica.outstanding_tokens, shadow_nodes=shadow.num_nodes, shadow_bytes=shadow.held_bytes,
         prefill_rate=replica.ttft.prefill_rate, hit_confidence=replica.confidence.value,
+        bulk_seats=min(replica.bulk_seats, replica.seat_limits[Lane.BULK.rank]),
     )  # fmt: skip

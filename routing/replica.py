@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import TYPE_CHECKING
 
 from cache_affinity.fusion import HitConfidence
 from cache_affinity.shadow import ShadowIndex
@@ -12,9 +11,6 @@ from policies.lane import Lane
 from routing.breaker import Breaker
 from routing.step_model import StepModel
 from routing.ttft import TtftModel
-
-if TYPE_CHECKING:
-    from routing.lease import Lease
 
 UNLIMITED = (1 << 30,) * len(Lane)  # until somebody sets less
 ROW_TOKENS = 256  # chosen: a request in flight weighs on its replica like a prompt of this many tokens
@@ -62,8 +58,7 @@ class Replica:
     `in_flight`: open leases by lane rank. `outstanding_tokens`: uncached prompt tokens given to it and not read yet.
     `work_tokens`: outstanding tokens plus `ROW_TOKENS` for each open lease; what load is judged by.
     `seat_limits`: open leases below which a lane (by rank) may still be given a seat. `lane_seats`: open leases of its
-    own below which it may, too; `bulk_seats`: what bulk may come to hold. `unread`: leases whose prompt is not known to
-    be read.
+    own below which it may, too; `bulk_seats`: what bulk may come to hold.
     """
 
     __slots__ = (
@@ -83,7 +78,6 @@ class Replica:
         "state",
         "steps",
         "ttft",
-        "unread",
         "work_tokens",
     )
 
@@ -100,7 +94,6 @@ class Replica:
         self.seat_limits = seat_limits
         self.lane_seats = UNLIMITED
         self.bulk_seats = UNLIMITED[Lane.BULK.rank]
-        self.unread: set["Lease"] = set()
         self.shadow = shadow
         self.confidence = HitConfidence()
         self.ttft = TtftModel()

@@ -21,11 +21,13 @@ class LatencySettings:
     """What urgent sequences are promised.
 
     `itl_p95_s`: gap between an urgent sequence's tokens that bulk may cause; None: `bulk_growth` times the gap without
-    bulk. NOTE: less than the promise, which is 1.15: in longer steps urgent sequences stay longer, so there are more of
-    them, and a model errs (measured in virtual time: at 1.15 the gap grew up to 1.2 times, at 1.12 up to 1.13). `max_step_s`: longest step into which bulk prompts are cut, hence the longest wait of an urgent newcomer;
+    bulk. `max_step_s`: longest step into which bulk prompts are cut, hence the longest wait of an urgent newcomer;
     None: the objective or, without one, three times a step's fixed cost, at least 30 ms. `min_chunk_tokens`: a prompt
     that goes on at all beside those that decode goes on by so many tokens. `bulk_patience_s`: for so long the whole
     bulk lane may be left out, then one of its sequences gets the smallest share of a step in spite of the objective.
+
+    NOTE: what is promised is a gap of 1.15 times that without bulk. One step may grow by less, since in longer steps
+    urgent sequences stay longer, hence are more: at 1.15 a step the gap grew up to 1.2 times, at 1.12 up to 1.13.
     """
 
     itl_p95_s: float | None = None

@@ -1,4 +1,4 @@
-"""What steps of a warm runner take, measured once before it serves, so that the first requests are planned with sense."""
+"""What steps of a warm runner take, measured once before it serves, so that lanes are kept from the start."""
 
 import time
 from collections.abc import Callable
@@ -10,7 +10,7 @@ from engines.step_cost import StepCost, StepCostFitter
 _SHAPES = ((1, 1), (4, 1), (1, 16), (2, 1), (1, 32), (8, 1))
 _NUM_NEEDED = 3  # one of each kind of cost
 _REPEATS = 3  # the shortest counts: others were disturbed
-_PATIENCE_S = 2.0  # then only the needed ones are measured, once each; a large model on a small machine takes seconds
+_PATIENCE_S = 1.0  # then only the needed ones are measured, once each; a large model on a small machine takes seconds
 
 
 def measure_step_cost(runner: Runner, clock: Callable[[], float] = time.perf_counter) -> StepCost:

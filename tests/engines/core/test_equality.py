@@ -3,9 +3,11 @@
 from hypothesis import HealthCheck, event, given, settings
 from hypothesis import strategies as st
 
+from engines.core.latency_guard import LatencySettings
 from engines.core.sequence import FinishReason, SamplingParams
+from engines.step_cost import StepCost
 from policies.lane import Lane
-from tests.engines.core.driven import Driven, words
+from tests.engines.core.driven import NO_TIME, Driven, words
 
 MODERATE = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
@@ -50,6 +52,12 @@ def engines(draw):
         "kv_tokens": draw(st.integers(80, 120)),
         "watermark_ratio": draw(st.sampled_from([0.0, 0.1])),
         "eos_every": draw(st.sampled_from([0, 7])),
+        "cost": draw(st.sampled_from([NO_TIME, StepCost(0.01, 0.001, 0.0002), StepCost(0.01, 0.005, 0.002)])),
+        "latency": LatencySettings(
+            itl_p95_s=draw(st.sampled_from([None, 0.02])),
+            min_chunk_tokens=draw(st.sampled_from([1, 3, 32])),
+            bulk_patience_s=draw(st.sampled_from([0.0, 0.1, 1e9])),
+        ),
     }
 
 
@@ -70,6 +78,8 @@ def test_output_does_not_depend_on_company_chunks_hits_or_preemption(engine, arr
     event(f"preempted: {statistics.preemptions > 0}")
     event(f"hit: {statistics.cached_tokens > 0}")
     event(f"evicted: {statistics.evictions > 0}")
+    event(f"bulk left out: {statistics.bulk_rows_left_out > 0}")
+    event(f"lifted: {statistics.bulk_lifts > 0}")
     assert (statistics.running, statistics.waiting, statistics.used_blocks) == (0, 0, 0)
 
 
