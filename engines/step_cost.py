@@ -62,7 +62,7 @@ class StepCostFitter:
         return self._num_observations
 
     def observe(self, rows: float, prefill_tokens: float, seconds: float) -> None:
-        """Learn from one step, or the mean of several. Steps without rows and tokens, or with a senseless time, are ignored."""
+        """Learn from one step, or the mean of several. Without rows and tokens, or with a senseless time: nothing."""
         if rows + prefill_tokens <= 0 or not 0 < seconds < float("inf"):
             return
         modelled = self._cost.seconds(rows, prefill_tokens)

@@ -1,25 +1,28 @@
-"""A request waits its turn: for a seat on the replica that suits it, in its lane, first come first served.
+"""A request waits its turn: what is asynchronous about it. Whose turn it is, `model_queue.py` says.
 
-Lanes are served strictly in order. A request is bound to a replica only when a seat is free, so that engine queues stay
-short. Whoever gets a turn holds a lease; leaving the turn gives it back, whatever happened.
+A request is bound to a replica only when a seat is free, so that engine queues stay short. Whoever gets a turn holds it
+by `async with`; leaving gives everything back, whatever happened.
 """
 
 import asyncio
 from collections.abc import Callable
-from dataclasses import dataclass
 from types import TracebackType
 
 from gateway.errors import Refused
+from gateway.model_queue import Absent, MarketRules, ModelQueue, Turn, Waiting
 from gateway.outcome import Outcome
 from gateway.settings import LanesSection
+from policies.caps import Caps
+from policies.entry import Entry
+from policies.fair_queue import FairQueue
+from policies.fair_settings import FairSettings, LaneRule
 from policies.lane import Lane
-from routing.decision import Absence, Full, NoReplica, RouteDecision
-from routing.lease import Lease
-from routing.query import RouteQuery
+from policies.leases import Holdings
+from policies.saturation import Saturation, SaturationSettings, Shed, TooLate
+from routing.decision import Absence, NoReplica
 from routing.router import Router
 
 RECHECK_S = 0.25  # chosen: how often waiting requests look again for what no event announces (a breaker's end)
-_LANES = sorted(Lane, key=lambda lane: lane.rank)
 
 
 class NoTurn(Refused):
@@ -36,217 +39,255 @@ class NoTurn(Refused):
         )
 
 
-@dataclass(slots=True)
-class Turn:
-    """The right to one attempt. `queued_s`: how long it was waited for."""
-
-    decision: RouteDecision
-    lease: Lease
-    queued_s: float
-
-
-class _Waiter:
-    __slots__ = ("enqueued_at", "granted", "query")
-
-    def __init__(self, query: RouteQuery, granted: "asyncio.Future[Turn]", now: float) -> None:
-        self.query = query
-        self.granted = granted
-        self.enqueued_at = now
-
-
-Queues = dict[Lane, dict[int, _Waiter]]
-
-
 class Dispatch:
-    """All waiting requests, by model and lane. Bounded by the lanes' `queue` settings."""
+    """All waiting requests, one fair queue a model. Bounded by the lanes' `queue` settings, for each model."""
 
-    def __init__(self, router: Router, lanes: LanesSection, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        router: Router,
+        lanes: LanesSection,
+        clock: Callable[[], float],
+        *,
+        holdings: Holdings | None = None,
+        kv_used_ratio: Callable[[str], float] = lambda _name: 0.0,
+    ) -> None:
         self._router = router
         self._lanes = lanes
         self._clock = clock
-        self._waiting: dict[str, Queues] = {}
-        self._num_waiting = dict.fromkeys(Lane, 0)
-        self._grant_gap_s = 1.0  # mean time between turns given to waiting requests; for the estimate they are told
-        self._last_grant_at = 0.0
+        pinned = {lane: lanes.of(lane).labels for lane in Lane if lanes.of(lane).labels}
+        self._rules = MarketRules(pinned, kv_used_ratio, holdings)
+        self._fair = _fair_settings(lanes)
+        self._saturation = _saturation_settings(lanes)
+        self._caps = Caps(holdings, self._on_give_back)
+        self._models: dict[str, ModelQueue] = {}
         self._recheck: asyncio.TimerHandle | None = None
+        self._recheck_at = 0.0
         self._is_closed = False
 
     @property
     def num_waiting(self) -> int:
-        """Requests waiting in all lanes."""
-        return sum(self._num_waiting.values())
+        """Requests waiting, all models and lanes."""
+        return sum(map(len, self._models.values()))
+
+    @property
+    def num_turns(self) -> int:
+        """Turns given and not ended."""
+        return sum(queue.num_turns for queue in self._models.values())
+
+    def cost(self, uncached_tokens: float, output_tokens: float) -> float:
+        """What a request costs in weighted tokens."""
+        return self._fair.cost(uncached_tokens, output_tokens)
 
     def depths(self) -> list[tuple[str, Lane, int]]:
-        """(model, lane, requests waiting) for every queue in use."""
-        return [(model, lane, len(queue)) for model, queues in self._waiting.items() for lane, queue in queues.items()]
+        """(model, lane, requests waiting) for every lane in use."""
+        found = ((queue.model, lane, queue.queue.depth(lane)) for queue in self._models.values() for lane in Lane)
+        return [(model, lane, depth) for model, lane, depth in found if depth]
 
-    def turn(self, query: RouteQuery, max_wait_s: float) -> "_TurnHolder":
-        """An async context manager that yields a `Turn`. Entering raises `Refused` when there will be none."""
-        return _TurnHolder(self, query, max_wait_s)
+    def turn(self, entry: Entry) -> "TurnHolder":
+        """An async context manager that yields a `Turn`. Entering raises `Refused` when there will be none.
 
-    def place_of(self, query: RouteQuery) -> tuple[int, float] | None:
-        """(position in its lane from 1, seconds it may take) of a waiting request, None once it has its turn."""
-        for place, waiter in enumerate(self._queue(query).values(), start=1):
-            if waiter.query is query:
-                return place, place * self._grant_gap_s
-        return None
+        `entry.request` is a `Waiting`; `entry.deadline` is when waiting longer is of no use.
+        """
+        return TurnHolder(self, entry)
+
+    def place_of(self, entry: Entry) -> tuple[int, float] | None:
+        """(position from 1, seconds it may take) of a waiting request, None once it has its turn."""
+        queue = self._models.get(entry.request.query.model)
+        found = queue.place_of(entry, self._clock()) if queue is not None else None
+        return None if found is None else (found[0].position, found[1])
 
     def wake(self) -> None:
-        """A seat, a replica or a breaker changed: give turns to whoever can have one, in order."""
-        now = self._clock()
-        for model in list(self._waiting):
-            for lane in _LANES:
-                self._serve_lane(model, lane, now)
+        """A replica, a breaker or a lease changed: give turns to whoever can have one."""
+        for queue in self._models.values():
+            queue.wake()
+            self._serve(queue)
         self._arm_recheck()
+
+    def wake_caps(self) -> None:
+        """A tenant's caps changed or were leased: those that waited for them are asked again."""
+        for queue in self._models.values():
+            for tenant, lane in self._caps.granted():
+                queue.queue.wake_flow(tenant, lane)
+            queue.queue.wake(with_capped=True)
+        self.wake()
 
     def close(self) -> None:
         """The gateway stops: whoever waits is refused, and so is whoever comes."""
         self._is_closed = True
-        for queues in self._waiting.values():
-            for queue in queues.values():
-                for waiter in queue.values():
-                    if not waiter.granted.done():
-                        waiter.granted.set_exception(_stopping())
+        now = self._clock()
+        for queue in self._models.values():
+            for entry in queue.queue.entries():
+                queue.leave(entry, now)
+                _refuse(entry, _stopping())
 
-    def enter_nowait(self, query: RouteQuery, now: float) -> Turn | None:
-        """A turn right away, or None if one must wait. Raises `Refused` when there will be none."""
+    def enter(self, entry: Entry) -> "asyncio.Future[Turn]":
+        """Queue a request and serve its model: the future is often done when this returns. Raises `Refused`."""
         if self._is_closed:
             raise _stopping()
-        if query.model in self._waiting:
-            if any(not waiter.granted.done() for waiter in self._queue(query).values()):
-                return None  # nobody overtakes in a lane
-            for lane in _LANES[: query.lane.rank]:
-                self._serve_lane(query.model, lane, now)  # a newcomer takes only what higher lanes leave
-        return self._try(query, now, now)
+        now = self._clock()
+        waiting: Waiting = entry.request
+        queue = self._queue(waiting.query.model)
+        granted: asyncio.Future[Turn] = asyncio.get_running_loop().create_future()
+        waiting.ticket = granted
+        is_queued = queue.enter(entry, now) is None
+        self._serve(queue)
+        if not granted.done():
+            depth = queue.queue.depth(entry.lane)
+            if not is_queued or depth > self._lanes.of(entry.lane).queue:  # those who find a seat at once never waited
+                queue.leave(entry, now)
+                raise _queue_full(entry.lane, depth, queue.saturation.retry_after_s(entry.lane, depth, now))
+            refusal = queue.refusal(entry, now)
+            if refusal is not None:
+                queue.leave(entry, now)
+                raise _shed(refusal, has_deadline=waiting.has_deadline)
+            self._arm_recheck()
+        return granted
 
-    def enqueue(self, query: RouteQuery, now: float) -> "asyncio.Future[Turn]":
-        """Wait in the lane. Raises `Refused` (429) when it is full."""
-        section = self._lanes.of(query.lane)
-        if self._num_waiting[query.lane] >= section.queue:
-            raise Refused(
-                f"the {query.lane.value} lane is full: {section.queue} requests are waiting",
-                code="queue_full",
-                status=429,
-                retry_after_s=max(1.0, self._grant_gap_s),
+    def leave(self, entry: Entry, granted: "asyncio.Future[Turn]") -> None:
+        """Whoever waited has stopped waiting, for whatever reason; a turn granted in the same moment is given back."""
+        self._queue(entry.request.query.model).leave(entry, self._clock())
+        if granted.done() and not granted.cancelled() and granted.exception() is None:
+            self.end(granted.result())
+        granted.cancel()
+
+    def end(self, turn: Turn) -> None:
+        """A turn is over; its seat goes to whoever is next."""
+        queue = self._queue(turn.decision.model)
+        queue.end(turn, self._clock())
+        if queue:
+            self._serve(queue)
+
+    def _queue(self, model: str) -> ModelQueue:
+        queue = self._models.get(model)
+        if queue is None:
+            queue = ModelQueue(
+                model,
+                self._router,
+                self._caps,
+                queue=FairQueue(self._fair),
+                saturation=Saturation(self._saturation),
+                rules=self._rules,
             )
-        if not self.num_waiting:
-            self._last_grant_at = now  # the time before anybody waited says nothing of how long a wait takes
-        waiter = _Waiter(query, asyncio.get_running_loop().create_future(), now)
-        self._waiting.setdefault(query.model, {}).setdefault(query.lane, {})[id(waiter.granted)] = waiter
-        self._num_waiting[query.lane] += 1
-        self._arm_recheck()
-        return waiter.granted
+            self._models[model] = queue
+        return queue
 
-    def leave_queue(self, query: RouteQuery, granted: "asyncio.Future[Turn]") -> None:
-        """Whoever waited has stopped waiting, for whatever reason. A turn granted meanwhile is given back."""
-        queues = self._waiting.get(query.model, {})
-        queue = queues.get(query.lane, {})
-        if queue.pop(id(granted), None) is not None:
-            self._num_waiting[query.lane] -= 1
-        if not queue:
-            queues.pop(query.lane, None)
-        if not queues:
-            self._waiting.pop(query.model, None)
+    def _serve(self, queue: ModelQueue) -> None:
+        now = self._clock()
+        if now >= queue.queue.due_at:
+            for entry in queue.expire(now):
+                _refuse(entry, _queue_timeout(now - entry.since))
+        for found in queue.turns(now):
+            if isinstance(found, Absent):
+                _refuse(found.entry, NoTurn(found.reason))
+            elif _ticket(found.entry).done():
+                queue.end(found, now)  # cancelled in this very turn of the loop, before it could leave the queue
+            else:
+                _ticket(found.entry).set_result(found)
 
-    def _queue(self, query: RouteQuery) -> dict[int, _Waiter]:
-        return self._waiting.get(query.model, {}).get(query.lane, {})
-
-    def _serve_lane(self, model: str, lane: Lane, now: float) -> None:
-        for waiter in self._waiting.get(model, {}).get(lane, {}).values():
-            if waiter.granted.done():
-                continue
-            try:
-                turn = self._try(waiter.query, waiter.enqueued_at, now)
-            except Refused as refused:
-                waiter.granted.set_exception(refused)
-                continue
-            if turn is None:
-                return  # order is strict: the head of the lane waits for its seat
-            waiter.granted.set_result(turn)
-            self._note_grant(now)
-
-    def _try(self, query: RouteQuery, since: float, now: float) -> Turn | None:
-        """Route and lease as one step; a seat that is gone by then means routing again, with one replica less."""
-        for _ in range(1 + len(self._router.pool)):
-            decision = self._router.route(query, now)
-            if isinstance(decision, Full):
-                return None
-            if isinstance(decision, NoReplica):
-                raise NoTurn(decision)
-            lease = self._router.pool.lease(decision, now)
-            if lease is not None:
-                return Turn(decision, lease, now - since)
-        return None
-
-    def _note_grant(self, now: float) -> None:
-        gap_s = min(60.0, max(0.0, now - self._last_grant_at))
-        self._grant_gap_s += 0.2 * (gap_s - self._grant_gap_s)
-        self._last_grant_at = now
+    def _on_give_back(self, tenant: str, lane: Lane) -> None:
+        for queue in self._models.values():
+            queue.queue.wake_flow(tenant, lane)
 
     def _arm_recheck(self) -> None:
-        if self._recheck is None and self._waiting and not self._is_closed:
-            self._recheck = asyncio.get_running_loop().call_later(RECHECK_S, self._on_recheck)
+        """Look again soon while anybody waits, and in time for the first who has waited long enough."""
+        waiting = [queue for queue in self._models.values() if queue]
+        if not waiting or self._is_closed:
+            return
+        now = self._clock()
+        at = max(now, min(now + RECHECK_S, *(queue.queue.due_at for queue in waiting)))
+        if self._recheck is not None:
+            if self._recheck_at <= at:
+                return
+            self._recheck.cancel()
+        self._recheck_at = at
+        self._recheck = asyncio.get_running_loop().call_later(at - now, self._on_recheck)
 
     def _on_recheck(self) -> None:
         self._recheck = None
         self.wake()
 
 
-class _TurnHolder:
-    """Waits on entering, gives the lease back on leaving; a cancelled wait leaves nothing behind."""
+class TurnHolder:
+    """Waits on entering, ends the turn on leaving; a cancelled wait leaves nothing behind."""
 
-    __slots__ = ("_dispatch", "_max_wait_s", "_query", "_turn")
+    __slots__ = ("_dispatch", "_entry", "_turn")
 
-    def __init__(self, dispatch: Dispatch, query: RouteQuery, max_wait_s: float) -> None:
+    def __init__(self, dispatch: Dispatch, entry: Entry) -> None:
         self._dispatch = dispatch
-        self._query = query
-        self._max_wait_s = max_wait_s
+        self._entry = entry
         self._turn: Turn | None = None
 
-    async def __aenter__(self) -> Turn:
-        dispatch = self._dispatch
-        now = dispatch._clock()  # noqa: SLF001  # one module, two halves
-        self._turn = dispatch.enter_nowait(self._query, now)
-        if self._turn is None:
-            self._turn = await self._wait(dispatch.enqueue(self._query, now))
-        return self._turn
+    def place(self) -> tuple[int, float] | None:
+        """(position from 1, seconds it may take) while waiting, else None."""
+        return self._dispatch.place_of(self._entry)
 
-    async def _wait(self, granted: "asyncio.Future[Turn]") -> Turn:
+    async def __aenter__(self) -> Turn:
+        granted = self._dispatch.enter(self._entry)
+        if granted.done():
+            self._turn = granted.result()
+            return self._turn
         try:
-            async with asyncio.timeout(self._max_wait_s):
-                return await granted
-        except TimeoutError:
-            self._give_back(granted)
-            raise Refused(
-                f"no seat became free within {self._max_wait_s:.3g} s",
-                code="queue_timeout",
-                status=503,
-                retry_after_s=1.0,
-                outcome=Outcome.SHED,
-            ) from None
+            self._turn = await granted
         except asyncio.CancelledError:
-            self._give_back(granted)
+            self._dispatch.leave(self._entry, granted)
             raise
-        finally:
-            self._dispatch.leave_queue(self._query, granted)
+        return self._turn
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._turn is not None:
-            self._end(self._turn)
-            self._turn = None
+        turn, self._turn = self._turn, None
+        if turn is not None:
+            self._dispatch.end(turn)
 
-    def _give_back(self, granted: "asyncio.Future[Turn]") -> None:
-        """A turn that was granted in the same moment as its waiter left must not keep its seat."""
-        if granted.done() and not granted.cancelled() and granted.exception() is None:
-            self._end(granted.result())
-        granted.cancel()
 
-    def _end(self, turn: Turn) -> None:
-        turn.lease.end()
-        if self._dispatch.num_waiting:
-            self._dispatch.wake()
+def _ticket(entry: Entry) -> "asyncio.Future[Turn]":
+    ticket: asyncio.Future[Turn] = entry.request.ticket
+    return ticket
+
+
+def _refuse(entry: Entry, refused: Refused) -> None:
+    ticket = _ticket(entry)
+    if not ticket.done():
+        ticket.set_exception(refused)
+
+
+def _fair_settings(lanes: LanesSection) -> FairSettings:
+    rules = {
+        Lane.INTERACTIVE: LaneRule(bound=lanes.interactive.queue + 1),  # one more for who finds a seat at once
+        Lane.STANDARD: LaneRule(weight=lanes.standard.weight, bound=lanes.standard.queue + 1),
+        Lane.BULK: LaneRule(weight=lanes.bulk.weight, bound=lanes.bulk.queue + 1),
+    }
+    return FairSettings(lanes=rules, lift_after_s=lanes.bulk.lift_after_s)
+
+
+def _saturation_settings(lanes: LanesSection) -> SaturationSettings:
+    return SaturationSettings(max_wait_s={lane: lanes.of(lane).max_wait_s for lane in Lane})
+
+
+def _queue_full(lane: Lane, depth: int, retry_after_s: float) -> Refused:
+    message = f"the {lane.value} lane is full: {depth - 1} requests are waiting"
+    return Refused(message, code="queue_full", status=429, retry_after_s=retry_after_s)
+
+
+def _queue_timeout(waited_s: float) -> Refused:
+    return Refused(
+        f"no seat became free within {waited_s:.3g} s",
+        code="queue_timeout",
+        status=503,
+        retry_after_s=1.0,
+        outcome=Outcome.SHED,
+    )
+
+
+def _shed(refusal: Shed | TooLate, *, has_deadline: bool) -> Refused:
+    if isinstance(refusal, TooLate) and has_deadline:
+        message = f"the deadline cannot be met: the wait for a seat is about {refusal.wait_s:.3g} s"
+        return Refused(
+            message, code="deadline", status=504, retry_after_s=refusal.retry_after_s, outcome=Outcome.TIMED_OUT
+        )
+    message = f"the {refusal.lane.value} lane is shed to protect the lanes above it"
+    return Refused(message, code="shed", status=503, retry_after_s=refusal.retry_after_s, outcome=Outcome.SHED)
 
 
 def _stopping() -> Refused:

@@ -23,13 +23,15 @@ from gateway.control import Control, gauges, statistics
 from gateway.errors import BUG, Problem
 from gateway.fleet import Fleet
 from gateway.hot import hot_protocol
-from gateway.lifecycle import Lifecycle, Parts
+from gateway.lifecycle import Lifecycle
 from gateway.models import ModelTable
+from gateway.parts import Parts
 from gateway.recorder import Recorder
 from gateway.request import Surface
 from gateway.settings import Settings
 from observability.metrics import Metrics
 from policies.lane import Lane
+from policies.output_estimate import OutputEstimates
 from policies.quota import Quotas
 from policies.retry import RetryBudget
 from policies.store import Store
@@ -50,8 +52,8 @@ class Gateway:
         reserved = {lane: settings.lanes.of(lane).reserved_seats for lane in Lane}
         pool = ReplicaPool(PoolSettings(reserved_seats=reserved))
         router = Router(pool, TokenRatios())
-        dispatch = Dispatch(router, settings.lanes, time.monotonic)
-        fleet = Fleet(settings, pool, time.monotonic, dispatch.wake)
+        fleet = Fleet(settings, pool, time.monotonic, self._on_fleet_change)
+        dispatch = Dispatch(router, settings.lanes, time.monotonic, kv_used_ratio=fleet.kv_used_ratio)
         models = ModelTable(settings.models, fleet.models)
         self.metrics = Metrics(models.names, gauges(lambda: self.parts))
         self.parts = Parts(
@@ -63,12 +65,16 @@ class Gateway:
             dispatch=dispatch,
             fleet=fleet,
             retries=RetryBudget(settings.retries.budget_ratio),
+            outputs=OutputEstimates(),
             recorder=Recorder(self.metrics),
             clock=time.monotonic,
             unix=time.time,
         )
         self.lifecycle = Lifecycle(self.parts)
         self.control = Control(self.parts, self.lifecycle, self.metrics).app()
+
+    def _on_fleet_change(self) -> None:
+        self.parts.dispatch.wake()
 
     def is_ready(self) -> bool:
         """Whether a request could be served: not stopping, and every model has a ready replica."""

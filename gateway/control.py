@@ -14,7 +14,8 @@ from starlette.routing import Route
 from cache_affinity.prefix import prefix_key
 from gateway.errors import ClientError, Problem
 from gateway.fleet import Announcement
-from gateway.lifecycle import Lifecycle, Parts
+from gateway.lifecycle import Lifecycle
+from gateway.parts import Parts
 from gateway.request import Surface, read
 from observability.metrics import GaugeRows, Metrics
 from observability.records import RequestRecord
@@ -172,6 +173,7 @@ def gauges(parts: Callable[[], Parts]) -> Callable[[], GaugeRows]:
         for replica in now.router.pool.statistics().replicas:
             label = {"replica": replica.name}
             yield "warmlane_replica_seats", label, replica.seats
+            yield "warmlane_bulk_seats", label, replica.bulk_seats
             yield "warmlane_replica_state", {**label, "state": replica.state.value}, 1
             load = loads.get(replica.name)
             running = load.running if load and load.running is not None else sum(replica.in_flight.values())

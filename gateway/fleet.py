@@ -38,6 +38,7 @@ class AnnouncedReplica(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     labels: dict[str, str] = {}
     kv_tokens: int | None = None
     generation: int = 0
+    priority: bool = False
 
 
 class Announcement(msgspec.Struct, frozen=True):
@@ -99,6 +100,11 @@ class Fleet:
         """What each replica last said of its load."""
         return [(name, connection.load) for name, connection in self._connections.items()]
 
+    def kv_used_ratio(self, name: str) -> float:
+        """What a replica last said of its KV cache, 0..1; 0 where it says nothing."""
+        connection = self._connections.get(name)
+        return (connection.load.kv_used_ratio or 0.0) if connection is not None else 0.0
+
     def num_upstream(self) -> int:
         """Connections that requests use or open, all replicas."""
         return sum(_in_use(connection.upstream) for connection in self._connections.values())
@@ -112,7 +118,7 @@ class Fleet:
             known = self._connections.get(replica.name)
             if known is not None and not known.is_announced:
                 raise ValueError(f"the name {replica.name!r} belongs to a replica of the configuration")
-            adapter_for(replica.engine)
+            adapter_for(replica.engine, has_priority=replica.priority)
             Upstream.from_url(replica.url)
         names = {replica.name for replica in announcement.replicas}
         for name in [name for name, one in self._connections.items() if one.is_announced and name not in names]:
@@ -150,7 +156,7 @@ class Fleet:
             connection.close()
 
     def _attach(self, announced: AnnouncedReplica, api_key: str | None, *, is_announced: bool) -> None:
-        adapter = adapter_for(announced.engine)
+        adapter = adapter_for(announced.engine, has_priority=announced.priority)
         before = self._pool.get(announced.name)
         url = before.spec.url if before is not None else None
         replica = self._pool.upsert(_spec(announced, adapter), self._clock())
@@ -239,6 +245,7 @@ def _of_section(section: ReplicaSection) -> AnnouncedReplica:
         seats=section.seats,
         upstream_model=section.upstream_model,
         labels=section.labels,
+        priority=section.priority,
     )
 
 

@@ -5,8 +5,8 @@ given when an entry, a replica and a seat are found together; ending it gives ba
 tenant what the request really cost.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from policies.caps import CapLimits, Caps, Hold
 from policies.entry import Entry, Picked
@@ -23,15 +23,32 @@ from routing.query import RouteQuery
 from routing.replica import ReplicaState
 from routing.router import Router
 
-_NO_CAPS = CapLimits()
+NO_CAPS = CapLimits()
+
+
+@dataclass(frozen=True, slots=True)
+class MarketRules:
+    """What holds for every model. `pinned`: labels a replica needs to take a lane's requests.
+
+    `kv_used_ratio`: what a replica, by name, last said of its KV cache, 0..1. `holdings`: the units leased among
+    gateways, None when all are ours.
+    """
+
+    pinned: Mapping[Lane, Mapping[str, str]] = field(default_factory=dict)
+    kv_used_ratio: Callable[[str], float] = lambda _name: 0.0
+    holdings: Holdings | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """What an entry waits for. `caps`: its tenant's in its lane. `ticket`: the caller's own."""
+    """What an entry waits for. `caps`: its tenant's in its lane. `has_deadline`: the client's, not only the lane's.
+
+    `ticket`: the caller's own.
+    """
 
     query: RouteQuery
-    caps: CapLimits = _NO_CAPS
+    caps: CapLimits = NO_CAPS
+    has_deadline: bool = False
     ticket: object = None
 
 
@@ -77,16 +94,17 @@ class Turn:
 
 
 class ModelQueue:
-    """One model's requests. `holdings`: the seats leased among gateways, None when all are ours."""
+    """One model's requests."""
 
     def __init__(
         self,
         model: str,
         router: Router,
         caps: Caps,
+        *,
         queue: FairQueue,
         saturation: Saturation,
-        holdings: Holdings | None = None,
+        rules: MarketRules,
     ) -> None:
         self.model = model
         self.queue = queue
@@ -94,7 +112,7 @@ class ModelQueue:
         self.num_turns = 0
         self._router = router
         self._caps = caps
-        self._holdings = holdings
+        self._rules = rules
         self._unleased: dict[tuple[str, int], None] = {}  # (replica, lane rank) that the lease refused, until a raise
         self._absences: dict[Entry, NoReplica] = {}
         self._now = 0.0
@@ -136,7 +154,7 @@ class ModelQueue:
                 yield turn
 
     def end(self, turn: Turn, now: float) -> None:
-        """The turn is over: everything it held is given back, its flow is charged `turn.cost`. Harmless when repeated."""
+        """The turn is over: what it held is given back, its flow is charged `turn.cost`. Harmless when repeated."""
         if turn.is_over:
             return
         turn.is_over = True
@@ -173,15 +191,14 @@ class ModelQueue:
         return None if place is None else (place, self.saturation.wait_s(entry.lane, place.in_lane, now))
 
     def load(self, now: float) -> Load:
-        """How the model stands: seats in use over its ready replicas, KV use not known here."""
-        seats_all = used = 0
-        for replica in self._router.pool.of_model(self.model):
-            if replica.state is ReplicaState.READY:
-                seats_all += replica.spec.seats
-                used += min(replica.num_in_flight, replica.spec.seats)
+        """How the model stands, over its ready replicas."""
+        ready = [one for one in self._pool.of_model(self.model) if one.state is ReplicaState.READY]
+        all_seats = sum(replica.spec.seats for replica in ready)
+        used = sum(min(replica.num_in_flight, replica.spec.seats) for replica in ready)
+        kv_used = sum(self._rules.kv_used_ratio(replica.name) for replica in ready)
         oldest = {lane: self.queue.oldest_since(lane) for lane in Lane}
         waited = {lane: now - since if since is not None else 0.0 for lane, since in oldest.items()}
-        return Load(used / seats_all if seats_all else 1.0, 0.0, waited)
+        return Load(used / all_seats if all_seats else 1.0, kv_used / len(ready) if ready else 0.0, waited)
 
     @property
     def _pool(self) -> ReplicaPool:
@@ -191,7 +208,7 @@ class ModelQueue:
         """The best seat for one entry now, or why there is none."""
         waiting: Waiting = entry.request
         caps, lane = waiting.caps, entry.served_as
-        if caps is not _NO_CAPS and not self._caps.can_take(entry.tenant, entry.lane, caps):
+        if caps is not NO_CAPS and not self._caps.can_take(entry.tenant, entry.lane, caps):
             return NoRoom.CAPPED
         query = waiting.query
         barred = self._barred(entry, caps, lane)
@@ -207,12 +224,15 @@ class ModelQueue:
         return _no_room(decision)
 
     def _barred(self, entry: Entry, caps: CapLimits, lane: Lane) -> frozenset[str]:
-        if caps.per_replica is None and not self._unleased:
+        """Replicas that have no seat for this tenant in this lane: by its cap, by a lease, by the lane's labels."""
+        labels = self._rules.pinned.get(entry.lane)
+        if caps.per_replica is None and not self._unleased and not labels:
             return frozenset()
         return frozenset(
             replica.name
             for replica in self._pool.of_model(self.model)
             if (replica.name, lane.rank) in self._unleased
+            or (labels and not labels.items() <= replica.spec.labels.items())
             or not self._caps.can_take(entry.tenant, entry.lane, caps, replica.name)
         )
 
@@ -236,13 +256,13 @@ class ModelQueue:
 
     def _take_units(self, decision: RouteDecision, now: float) -> tuple[str, ...] | None:
         """The leased seats of a decision, None if the lease refused one; the replica is then barred until a raise."""
-        if self._holdings is None:
+        if self._rules.holdings is None:
             return ()
         replica = self._pool.get(decision.chosen)
         assert replica is not None, "a replica that was just leased is in the pool"
         taken: list[str] = []
         for resource, limit in seats(decision.chosen, decision.lane, replica.seat_limits):
-            if not self._holdings.try_take(resource, limit, now, waiting=len(self.queue) + 1):
+            if not self._rules.holdings.try_take(resource, limit, now, waiting=len(self.queue) + 1):
                 self._give_back_units(tuple(taken))
                 self._unleased[decision.chosen, decision.lane.rank] = None
                 return None
@@ -250,9 +270,9 @@ class ModelQueue:
         return tuple(taken)
 
     def _give_back_units(self, units: tuple[str, ...]) -> None:
-        if self._holdings is not None:
+        if self._rules.holdings is not None:
             for resource in units:
-                self._holdings.give_back(resource)
+                self._rules.holdings.give_back(resource)
 
     def _take_absences(self, now: float) -> Iterator[Absent]:
         absences, self._absences = self._absences, {}

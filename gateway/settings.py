@@ -12,6 +12,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
 
+from engines.adapters import adapter_for
 from engines.upstream import Upstream
 from policies.lane import Lane
 
@@ -92,36 +93,50 @@ class RetrySection(Section):
 
 
 class LaneSection(Section):
-    """`queue`: most requests waiting. `reserved_seats`: seats of every replica that lower lanes may not take."""
+    """One lane. Interactive is served before standard, standard before bulk.
+
+    `queue`: most requests waiting. `reserved_seats`: seats of every replica that lower lanes may not take. `labels`:
+    the lane's requests go only to replicas that have these labels.
+    """
 
     queue: Annotated[int, Field(ge=0, le=1_000_000)] = 1000
     max_wait_s: Seconds = 60
     reserved_seats: Annotated[int, Field(ge=0, le=10_000)] = 0
+    labels: dict[str, str] = {}
 
 
 class InteractiveLane(LaneSection):
     """A lane of its own class keeps its other defaults when a file sets only one key."""
 
-    __doc__ = LaneSection.__doc__
+    __doc__ = (
+        f"{LaneSection.__doc__}\n`itl_p95_s`: the gap between tokens that bulk may not spoil; none: 1.15 times alone."
+    )
 
     reserved_seats: Annotated[int, Field(ge=0, le=10_000)] = 1
+    itl_p95_s: Seconds | None = None
 
 
 class StandardLane(LaneSection):
     """As above."""
 
-    __doc__ = LaneSection.__doc__
+    __doc__ = f"{LaneSection.__doc__}\n`weight`: its share of the seats when bulk waits too."
 
     max_wait_s: Seconds = 300
+    weight: Annotated[float, Field(ge=0.01, le=100)] = 3
 
 
 class BulkLane(LaneSection):
     """As above."""
 
-    __doc__ = LaneSection.__doc__
+    __doc__ = (
+        f"{LaneSection.__doc__}\n`weight`: its share of the seats when standard waits too. `lift_after_s`: a request "
+        "that waited so long is served as standard."
+    )
 
     queue: Annotated[int, Field(ge=0, le=1_000_000)] = 10_000
     max_wait_s: Seconds = 3600
+    weight: Annotated[float, Field(ge=0.01, le=100)] = 1
+    lift_after_s: Seconds | None = 120
 
 
 class LanesSection(Section):
@@ -145,7 +160,10 @@ class ModelSection(Section):
 
 
 class ReplicaSection(Section):
-    """An engine that runs already, attached by URL. `upstream_model`: its own name of the model, if another."""
+    """An engine that runs already, attached by URL. `upstream_model`: its own name of the model, if another.
+
+    `priority`: a vLLM server that runs with `--scheduling-policy priority`; without it vLLM refuses priorities.
+    """
 
     name: Name
     model: Name
@@ -155,6 +173,12 @@ class ReplicaSection(Section):
     seats: Annotated[int, Field(ge=1, le=100_000)] = 32
     labels: dict[str, str] = {}
     api_key_env: str | None = None
+    priority: bool = False
+
+    @model_validator(mode="after")
+    def _priority_is_known(self) -> Self:
+        adapter_for(self.engine, has_priority=self.priority)
+        return self
 
 
 class WorkerSection(Section):

@@ -6,7 +6,7 @@ out of their steps by themselves all seats are open: a resident bulk sequence co
 Knows counts and times, no requests, no engine and no clock.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import inf
 from typing import Protocol
 
@@ -39,7 +39,7 @@ class BulkSettings:
     bulk_reading_s: float = 0.05
     spoilt_share: float = 0.02
     chunk_tokens: int = 512
-    correction: CorrectionSettings = CorrectionSettings()
+    correction: CorrectionSettings = field(default_factory=CorrectionSettings)
 
     def __post_init__(self) -> None:
         """Check the bounds."""
@@ -55,9 +55,9 @@ class BulkSettings:
 class ReplicaLoad:
     """What a replica holds, as the gateway counts it. `seats`: the most it may hold.
 
-    `urgent_reading`: interactive and standard requests it has not read yet, or that wait for it. `bulk_reading_s`:
-    predicted time to read the bulk prompts it was given and has not read. `leaves_bulk_out`: the engine does so by
-    itself. `has_priority`: it reads urgent prompts first.
+    `urgent_reading`: interactive and standard requests it has not read yet, or that wait for it. `bulk_unread_tokens`:
+    of bulk prompts it was given and has not read, `bulk_reading_s`: the predicted time to read them. `leaves_bulk_out`:
+    the engine does so by itself. `has_priority`: it reads urgent prompts first.
     """
 
     seats: int
@@ -65,6 +65,7 @@ class ReplicaLoad:
     standard: int = 0
     bulk: int = 0
     urgent_reading: int = 0
+    bulk_unread_tokens: int = 0
     bulk_reading_s: float = 0.0
     leaves_bulk_out: bool = False
     has_priority: bool = False
@@ -128,7 +129,7 @@ class BulkController:
         if load.leaves_bulk_out or not load.urgent:
             return
         if cost.seconds(load.urgent + load.bulk, uncached_tokens) > self.objective_s(load.urgent, cost):
-            self._credit -= max(1, -(-uncached_tokens // self.settings.chunk_tokens))
+            self._credit -= self._num_spoilt(uncached_tokens)
 
     def observe(self, gaps: SeenGaps, cost: StepTime) -> None:
         """What an interactive request saw, at its end."""
@@ -142,11 +143,17 @@ class BulkController:
         self.correction.expire(now)
         if self._urgent and now > self._looked_at:
             step_s = max(cost.seconds(self._urgent, 0), 1e-6)
-            earned = self.settings.spoilt_share * (now - self._looked_at) / step_s
+            num_gaps = (now - self._looked_at) / step_s
+            earned = self.settings.spoilt_share * min(1.0, self.correction.room) * num_gaps
             self._credit = min(1.0, self._credit + earned)
+        if load.urgent and not self._urgent and load.bulk_unread_tokens:
+            self._credit -= self._num_spoilt(load.bulk_unread_tokens)  # what is being read will spoil their gaps, too
         if load.urgent or self._urgent or load.urgent_reading:
             self._urgent_until = now
         self._urgent, self._looked_at = load.urgent, now
+
+    def _num_spoilt(self, prompt_tokens: int) -> int:
+        return max(1, -(-prompt_tokens // self.settings.chunk_tokens))
 
     def _is_idle(self, load: ReplicaLoad, now: float) -> bool:
         """Whether people have been away for the hold-off, which grows where the correction says they were hurt."""

@@ -1,22 +1,31 @@
-"""One pick's questions: who was asked, who has room, whose offer is best, and who is passed by taking it.
+"""One pick's questions: who may be chosen now, who is asked, whose offer is best, and who is passed by taking it.
 
-Flows are in the order of their counters, a flow's entries in the order of their arrival.
+A row is a flow whose turn it is, in the order of their counters; a column is an entry of it, in the order of arrival.
 """
 
+from collections.abc import Sequence
+
 from policies.entry import FOREVER, Entry
-from policies.flow import Flow
+from policies.fair_settings import FairSettings
+from policies.flow import Flow, Item
 from policies.lane import Lane
 from policies.offer import Chooser, NoRoom, Offer
 
+Spot = tuple[int, int, Entry]  # (column, row, entry): what is nearer to its turn compares less
+
 
 class Scan:
-    """What one pick may still ask. `arrived_by`: entries pushed later are no candidates (for the starvation lift)."""
+    """What one pick may still ask. `near`: replicas with room; entries at home there are asked first.
 
-    __slots__ = ("_chooser", "arrived_by", "is_closed", "num_left", "served_as")
+    `arrived_by`: entries pushed later are no candidates (for the starvation lift).
+    """
 
-    def __init__(self, chooser: Chooser, asks: int) -> None:
+    __slots__ = ("_chooser", "arrived_by", "is_closed", "near", "num_left", "served_as")
+
+    def __init__(self, chooser: Chooser, asks: int, near: Sequence[str]) -> None:
         self._chooser = chooser
         self.num_left = asks
+        self.near = near
         self.served_as = Lane.INTERACTIVE
         self.arrived_by = FOREVER
         self.is_closed = False
@@ -38,46 +47,72 @@ class Scan:
 
 
 class Candidates:
-    """Entries with room. The first of equal offers is best: of the least counter, and of the earliest arrival.
+    """Who may be chosen in one round, and the best of those asked. The first turn wins among equal gains."""
 
-    `heads`: the first entry with room of each flow. `behind`: by the flow's number in `heads`, the further ones.
-    """
-
-    __slots__ = ("_gain", "_place", "_row", "behind", "entry", "flow", "heads", "num", "offer")
+    __slots__ = ("_gain", "_spot", "barred", "entry", "flow", "offer", "rows")
 
     def __init__(self) -> None:
-        self.heads: list[Entry] = []
-        self.behind: dict[int, list[Entry]] = {}
-        self.num = 0
+        self.rows: list[Flow] = []
+        self.barred: dict[Flow, NoRoom] = {}
         self.flow: Flow | None = None  # the best, with its entry and offer
         self.entry: Entry | None = None
         self.offer: Offer | None = None
         self._gain = -FOREVER
-        self._row = 0
-        self._place = 0
+        self._spot: tuple[int, int] = (0, 0)
 
-    def add_head(self, flow: Flow, head: Entry, offer: Offer) -> None:
-        """The first entry with room of the next flow."""
+    def spots(self, front: list[Item], settings: FairSettings, scan: Scan) -> list[Spot]:
+        """Whom to ask, in this order: the first whose turn it is, those at home, the others nearest to their turn."""
+        near, rows = scan.near, self.rows
+        most = settings.flows if near else settings.heads
+        limit = front[0][0] + settings.quantum_tokens if front else 0.0
+        spots: list[Spot] = []
+        away: list[Spot] = []
+        for counter, _, flow in front:
+            row = len(rows)
+            if row and (counter >= limit or row >= most):
+                break
+            head = next(iter(flow.waiting))
+            if head.since > scan.arrived_by:
+                continue
+            rows.append(flow)
+            (spots if not row or not near or head.home in near else away).append((0, row, head))
+            for home in near:
+                entry = flow.next_at(home, head, settings.window)
+                if entry is not None and entry.since <= scan.arrived_by:
+                    spots.append((1, row, entry))
+            if head.passed >= settings.skips:
+                break  # it was passed often enough: no flow after it may be chosen
+        spots += away
+        if rows and len(spots) < settings.heads:
+            asked = {spot[2] for spot in spots}
+            spots += [spot for spot in self._behind(settings, scan) if spot[2] not in asked]
+        return spots
+
+    def note(self, spot: Spot, flow: Flow, offer: Offer) -> None:
+        """An entry has room."""
         gain = offer[0]
-        if gain > self._gain or self.offer is None:
-            self._gain, self._row, self._place = gain, len(self.heads), 0
-            self.flow, self.entry, self.offer = flow, head, offer
-        self.heads.append(head)
-        self.num += 1
-
-    def add_behind(self, row: int, entry: Entry, offer: Offer) -> None:
-        """A further entry of the flow whose head is `heads[row]`."""
-        entries = self.behind.setdefault(row, [])
-        entries.append(entry)
-        self.num += 1
-        if offer.gain > self._gain:
-            self._gain, self._row, self._place = offer.gain, row, len(entries)
-            self.flow, self.entry, self.offer = entry.flow, entry, offer
+        if gain > self._gain or self.offer is None or (gain == self._gain and spot[:2] < self._spot):
+            self._gain, self._spot = gain, spot[:2]
+            self.flow, self.entry, self.offer = flow, spot[2], offer
 
     def count_passed(self) -> None:
-        """Taking the best passes the heads of flows with a lower counter, and those before it in its own flow."""
-        for head in self.heads[: self._row + (self._place > 0)]:
-            head.passed += 1
-        if self._place > 1:
-            for entry in self.behind[self._row][: self._place - 1]:
-                entry.passed += 1
+        """Taking the best passes the heads of flows with a lower counter; those not asked, too: they may have room."""
+        for flow in self.rows[: self._spot[1]]:
+            if flow not in self.barred:
+                next(iter(flow.waiting)).passed += 1
+
+    def _behind(self, settings: FairSettings, scan: Scan) -> list[Spot]:
+        """The entries right behind the heads, nearest first, as many as may be asked."""
+        columns = 1 + -(-settings.heads // len(self.rows))
+        spots = [
+            (column, row, entry)
+            for row, flow in enumerate(self.rows)
+            for column, entry in enumerate(flow.window(min(columns, settings.window)))
+            if column and entry.since <= scan.arrived_by
+        ]
+        spots.sort(key=_turn)
+        return spots
+
+
+def _turn(spot: Spot) -> tuple[int, int]:
+    return spot[:2]

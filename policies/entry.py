@@ -16,14 +16,17 @@ class Entry:
 
     `tenant`: the project id. `weight`: the tenant's, above 0; a larger one gets more service.
     `output_tokens`: expected, an estimate. `deadline`: monotonic seconds; waiting longer is of no use, and `expire`
-    evicts it. `request`: opaque to the queue. The rest is the queue's to write and the caller's to read:
-    `since`: when it was pushed. `passed`: how often another was dispatched whose turn came after its own.
-    `served_as`: the lane whose seats it may use, which is not `lane` for a bulk entry that is lifted.
+    evicts it. `home`: the replica that holds most of its prefix, or will by the routing's hash; None if unknown. It is
+    no more than a hint whom to ask first, and stays while the entry waits. `request`: opaque to the queue.
+
+    The rest is the queue's to write and the caller's to read: `since`: when it was pushed. `passed`: how often, as the
+    first of its flow, it saw a flow dispatched that was served more. `served_as`: the lane whose seats it may use,
+    which is not `lane` for a bulk entry that is lifted.
     """
 
     __slots__ = (
-        "deadline", "flow", "lane", "number", "output_tokens", "passed", "request", "served_as", "since", "tenant",
-        "weight",
+        "deadline", "flow", "home", "lane", "number", "output_tokens", "passed", "request", "served_as", "since",
+        "tenant", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -35,6 +38,7 @@ class Entry:
         weight: float = 1.0,
         output_tokens: int = 0,
         deadline: float = FOREVER,
+        home: str | None = None,
     ) -> None:
         assert weight > 0, f"a weight must be above 0, not {weight}"
         self.tenant = tenant
@@ -44,6 +48,7 @@ class Entry:
         self.output_tokens = output_tokens
         self.deadline = deadline
         self.since = 0.0
+        self.home = home
         self.passed = 0
         self.served_as = lane
         self.number = 0  # its place in the order of its flow's arrivals

@@ -2,14 +2,14 @@
 
 Interactive comes first, always. Standard and bulk divide the seats they hold by their lanes' weights. Within a lane
 every flow (a tenant's entries) has a counter of weighted tokens served, divided by its weight; flows within a quantum Q
-of the least counter may be chosen for the better hit, and nobody is passed more than K times.
+of the least counter may be chosen for the better hit, and nobody is passed more often than the settings allow.
 
 The bound, proved in docs/design/003-fair-dispatch.md: for flows f and g of a lane that both wait with room throughout,
 `|S_f/w_f - S_g/w_g| <= 2 * (Q + U)`, where S is the service charged, corrections included, and U is the most that one
 charge and the corrections of a flow's requests in flight come to, divided by its weight.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from policies.candidates import Scan
@@ -77,12 +77,13 @@ class FairQueue:
         self._deadlines.add(entry)
         return None
 
-    def pick(self, chooser: Chooser, now: float) -> Picked | None:
+    def pick(self, chooser: Chooser, now: float, near: Sequence[str] = ()) -> Picked | None:
         """Dispatch the entry whose turn it is, with the offer chosen for it; None if nobody has room.
 
+        `near`: the few replicas with room that matter most; of many entries, those at home there are asked first.
         Asks at most `heads` entries with room and at most `asks` in all. The charge stands until the pick is ended.
         """
-        scan = Scan(chooser, self.settings.asks)
+        scan = Scan(chooser, self.settings.asks, near)
         self.is_scan_unfinished = False
         for lane, served_rank, arrived_by in self._turns(now):
             if self._is_closed[served_rank]:
@@ -168,6 +169,10 @@ class FairQueue:
         turns = ahead * lane.flows.total_weight / flow.weight
         in_lane = max(ahead, min(int(turns), len(lane.arrivals) - behind_in_flow - 1)) + 1
         return Place(in_lane + self._above(rank, in_lane), in_lane)
+
+    def entries(self) -> list[Entry]:
+        """Everything that waits, lane by lane in order of arrival; linear, for the end of the day."""
+        return [entry for lane in self._lanes for entry in lane.arrivals]
 
     def depth(self, lane: Lane) -> int:
         """Entries that wait in the lane."""

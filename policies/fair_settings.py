@@ -27,9 +27,12 @@ class FairSettings:
     """Raises `ValueError` where a number makes no sense. Every number was chosen unless it says otherwise.
 
     `quantum_tokens` (Q): how far, in weighted tokens at weight 1, a flow may be ahead of the least served and still be
-    chosen for its hit; 0 is strict fairness. `skips` (K): how often an entry may be passed; 0 is first come first
-    served within a flow. `window` (W): entries of one flow looked at. `heads` (H): entries with room compared in a
-    pick. `asks`: most offers asked for in a pick, those without room included.
+    chosen for its hit; 0 is strict fairness. `flows`: flows that may be chosen, the least served.
+    `skips` (K): how often a flow's first entry may be passed by flows that were served more. It takes about as many as
+    there are replicas to wait for a seat on the warm one.
+    `window` (W): entries of one flow that may be chosen, the first; so nobody is overtaken in its flow more than W - 1
+    times. 1 is first come first served there.
+    `heads` (H): entries with room compared in a pick. `asks`: most offers asked for in a pick, those without room too.
     `output_weight`: cost of an output token in prompt tokens (2, as in VTC's evaluation).
     `lift_after_s`: a bulk entry that waited so long is served as standard; None for never. `lifted_at_once`: how many
     may be in flight, so that a long bulk queue makes progress and does not become the standard lane.
@@ -37,10 +40,11 @@ class FairSettings:
     than the others.
     """
 
-    quantum_tokens: float = 8192.0
-    skips: int = 8
-    window: int = 4
-    heads: int = 8
+    quantum_tokens: float = 16384.0
+    flows: int = 8
+    skips: int = 16
+    window: int = 64
+    heads: int = 4
     asks: int = 64
     output_weight: float = 2.0
     lift_after_s: float | None = 120.0
@@ -50,10 +54,12 @@ class FairSettings:
     lanes: Mapping[Lane, LaneRule] = field(default_factory=_lanes)
 
     def __post_init__(self) -> None:
-        if min(self.quantum_tokens, self.skips, self.output_weight, self.lifted_at_once, self.debt_s) < 0:
+        least_0 = (self.quantum_tokens, self.skips, self.output_weight, self.lifted_at_once, self.debt_s)
+        if min(least_0) < 0:
             raise ValueError(f"quantum, skips, output weight, lifted entries and debt time are at least 0: {self}")
-        if min(self.window, self.heads, self.idle_flows) < 1 or self.asks < self.heads:
-            raise ValueError(f"window, heads and idle flows are at least 1, and asks at least heads: {self}")
+        least_1 = (self.flows, self.window, self.heads, self.idle_flows)
+        if min(least_1) < 1 or self.asks < self.heads:
+            raise ValueError(f"flows, window and heads are at least 1, and asks at least heads: {self}")
         if set(self.lanes) != set(Lane):
             raise ValueError("every lane needs a rule")
 

@@ -1,6 +1,7 @@
 """One flow: a tenant's entries in one lane, in order of arrival, and its account in virtual tokens."""
 
 from collections import OrderedDict
+from collections.abc import Iterator
 from itertools import islice
 
 from policies.entry import Entry
@@ -12,11 +13,13 @@ class Flow:
     """`counter`: weighted tokens served divided by the weight, lifted when the flow comes back to the queue.
 
     `waiting`: entries that may be asked, first come first. `aside`: entries that had no room; asked again after a wake.
+    `at_home`: those of `waiting` that have a home, by it, in the same order.
     `item`: its place among the ready flows, None elsewhere. `in_flight`: picked and not ended.
     """
 
     __slots__ = (
-        "aside", "counter", "idle_since", "in_flight", "item", "num_pushed", "share", "tenant", "waiting", "weight",
+        "aside", "at_home", "counter", "idle_since", "in_flight", "item", "num_pushed", "share", "tenant", "waiting",
+        "weight",
     )  # fmt: skip
 
     def __init__(self, tenant: str, weight: float, counter: float) -> None:
@@ -25,6 +28,7 @@ class Flow:
         self.counter = counter
         self.waiting: OrderedDict[Entry, None] = OrderedDict()
         self.aside: list[Entry] = []
+        self.at_home: dict[str, OrderedDict[Entry, None]] = {}
         self.item: Item | None = None
         self.in_flight = 0
         self.num_pushed = 0
@@ -39,7 +43,7 @@ class Flow:
         self.num_pushed += 1
         entry.number = self.num_pushed
         entry.flow = self
-        self.waiting[entry] = None
+        self._put(entry)
 
     def put_back(self, entry: Entry) -> None:
         """Return an entry that was picked to its old place."""
@@ -48,16 +52,16 @@ class Flow:
         self.ask_again()
 
     def pop(self, entry: Entry) -> None:
-        """Take an entry out, wherever it is. Raises `KeyError` or `ValueError` if it is not here."""
+        """Take an entry out, wherever it is. Raises `ValueError` if it is not here."""
         if entry in self.waiting:
-            del self.waiting[entry]
+            self._take(entry)
         else:
             self.aside.remove(entry)  # rare and short: entries that were asked and had no room
         entry.flow = None
 
     def set_aside(self, entry: Entry) -> None:
         """The entry has no room; those behind it come forward."""
-        del self.waiting[entry]
+        self._take(entry)
         self.aside.append(entry)
 
     def ask_again(self) -> None:
@@ -66,19 +70,51 @@ class Flow:
             return
         last = max(entry.number for entry in self.aside)
         front, self.aside = self.aside, []
-        # What is still waiting ahead of the last of them: no more than a few windows, for that was in a window once.
-        while self.waiting and next(iter(self.waiting)).number < last:
-            front.append(self.waiting.popitem(last=False)[0])
+        # What still waits ahead of the last of them: no more than a few windows, for that was in a window once.
+        while self.waiting and (first := next(iter(self.waiting))).number < last:
+            self._take(first)
+            front.append(first)
         front.sort(key=_number, reverse=True)
         for entry in front:
-            self.waiting[entry] = None
+            self._put(entry)
             self.waiting.move_to_end(entry, last=False)
+            if entry.home is not None:
+                self.at_home[entry.home].move_to_end(entry, last=False)
 
-    def behind(self, head: Entry, most: int) -> list[Entry]:
-        """Up to `most` entries that wait right behind the first one, which is `head`."""
-        entries = list(islice(self.waiting, most + 1))
-        assert entries[0] is head, "the head is the first that waits"
-        return entries[1:]
+    def window(self, size: int) -> Iterator[Entry]:
+        """Up to `size` entries in order, none of which came `size` or more places after the first.
+
+        So nobody is overtaken more than `size - 1` times: each time by another that came so soon after it.
+        """
+        last = next(iter(self.waiting)).number + size
+        return (entry for entry in islice(self.waiting, size) if entry.number < last)
+
+    def next_at(self, home: str, head: Entry, size: int) -> Entry | None:
+        """The first entry at the home behind `head`, which is the first of all, if it is in the window."""
+        entries = self.at_home.get(home)
+        if entries is None:
+            return None
+        following = iter(entries)
+        entry = next(following)
+        if entry is head:
+            entry = next(following, head)
+        return None if entry is head or entry.number >= head.number + size else entry
+
+    def _put(self, entry: Entry) -> None:
+        self.waiting[entry] = None
+        if entry.home is not None:
+            entries = self.at_home.get(entry.home)
+            if entries is None:
+                entries = self.at_home[entry.home] = OrderedDict()
+            entries[entry] = None
+
+    def _take(self, entry: Entry) -> None:
+        del self.waiting[entry]
+        if entry.home is not None:
+            entries = self.at_home[entry.home]
+            del entries[entry]
+            if not entries:
+                del self.at_home[entry.home]
 
     def place_of(self, entry: Entry) -> int:
         """How many of the flow's entries are ahead. Never too low; too high by those that left from the middle."""

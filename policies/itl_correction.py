@@ -18,15 +18,13 @@ _SHARE_BESIDE = 0.05  # chosen: with fewer bulk rows than this on average a requ
 class SeenGaps:
     """The gaps between one interactive request's tokens. `since`: when its first token came, `now`: when it ended.
 
-    `num`: how many; `mean_s`, `max_s`. `urgent_rows`, `bulk_rows`: on the replica meanwhile, on average, itself
-    included.
+    `sample`: some of them, evenly taken, in seconds. `urgent_rows`, `bulk_rows`: on the replica meanwhile, on average,
+    itself included.
     """
 
     since: float
     now: float
-    num: int
-    mean_s: float
-    max_s: float
+    sample: tuple[float, ...]
     urgent_rows: float
     bulk_rows: float
 
@@ -51,7 +49,7 @@ class CorrectionSettings:
     short_until: float = 0.95
     min_gaps: int = 200
     min_requests: int = 10
-    window_s: float = 60.0
+    window_s: float = 300.0
 
     def __post_init__(self) -> None:
         """Check the bounds."""
@@ -72,13 +70,10 @@ class _Ratios:
         self._buckets: Counter[int] = Counter()
 
     def add(self, gaps: SeenGaps, objective_s: float) -> None:
-        """The longest gap, and the others as their mean: all that a relay keeps of a request."""
+        """Take in one request."""
         self.num_requests += 1
-        self.num_gaps += gaps.num
-        self._buckets[_bucket(gaps.max_s / objective_s)] += 1
-        if gaps.num > 1:
-            rest_s = (gaps.mean_s * gaps.num - gaps.max_s) / (gaps.num - 1)
-            self._buckets[_bucket(rest_s / objective_s)] += gaps.num - 1
+        self.num_gaps += len(gaps.sample)
+        self._buckets.update(_bucket(gap_s / objective_s) for gap_s in gaps.sample)
 
     def p95(self) -> float:
         """The middle of the bucket that holds the 95th of a hundred gaps; 0 without any."""
@@ -113,7 +108,7 @@ class ItlCorrection:
         `is_fixed`: the objective is a time of its own. Otherwise it is `growth` times the step without bulk, and where
         gaps without bulk are longer than that already, `growth` times those: bulk is not to blame for them.
         """
-        if gaps.num < 1 or not objective_s > 0:
+        if not gaps.sample or not objective_s > 0:
             return
         self.expire(gaps.now)
         if gaps.bulk_rows < _SHARE_BESIDE:

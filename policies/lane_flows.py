@@ -23,7 +23,7 @@ class LaneFlows:
     """
 
     def __init__(self, settings: FairSettings) -> None:
-        self.order = FlowOrder(settings.heads)
+        self.order = FlowOrder(settings.flows)
         self.total_weight = 0.0
         self._settings = settings
         self._flows: dict[str, Flow] = {}
@@ -39,9 +39,10 @@ class LaneFlows:
             self._forget_some(now)
             flow = self._flows[entry.tenant] = Flow(entry.tenant, entry.weight, self.order.virtual)
         flow.weight = entry.weight
-        was_empty = not len(flow)
+        was_empty = not (flow.waiting or flow.aside)
         flow.push(entry)
-        self._count_weight(flow)
+        if flow.share != flow.weight:
+            self._count_weight(flow)
         if was_empty:
             self._idle.pop(flow, None)
             self._make_ready(flow, credit=0.0)
@@ -102,11 +103,13 @@ class LaneFlows:
 
     def ask_again(self) -> None:
         """Everything set aside is ready again, at its place. The cost was paid by asking: as many were asked."""
-        for flow in self._partly_aside:
-            flow.ask_again()
-        self._partly_aside.clear()
-        for flow in list(self._aside):
-            self._return(flow)
+        if self._partly_aside:
+            for flow in self._partly_aside:
+                flow.ask_again()
+            self._partly_aside.clear()
+        if self._aside:
+            for flow in list(self._aside):
+                self._return(flow)
 
     def ask_flow_again(self, tenant: str) -> None:
         """The tenant's flow is ready again if it is capped or aside."""

@@ -105,72 +105,28 @@ class LaneQueue:
             self.flows.ask_again()
 
     def _compare(self, scan: Scan) -> Candidates:
-        """Ask the flows within the quantum of the least, first entries first."""
-        settings, front, found = self._settings, self.flows.order.front, Candidates()
-        barred: list[tuple[Flow, NoRoom]] = []
-        least = front[0][2] if front else None
-        limit = front[0][0] + settings.quantum_tokens if front else 0.0
-        is_due = False
-        for counter, _, flow in front:
-            if (counter >= limit and flow is not least) or is_due or scan.num_left <= 0 or scan.is_closed:
-                break
-            head = next(iter(flow.waiting))
-            if head.since > scan.arrived_by:
+        """One round: ask some of those who may be chosen, until enough have room or nobody is left of them."""
+        found, num_left, barred = Candidates(), self._settings.heads, None
+        for spot in found.spots(self.flows.order.front, self._settings, scan):
+            entry = spot[2]
+            flow = found.rows[spot[1]]
+            if barred is not None and flow in barred:
                 continue
-            answer: Offer | NoRoom | None = scan.ask(head)
-            if answer is NoRoom.ENTRY:
-                head, answer = self._ask_next(flow, head, scan)
+            answer = scan.ask(entry)
             if isinstance(answer, Offer):
-                found.add_head(flow, head, answer)
-                # Passed often enough: no flow after it may be chosen, nor anything behind it.
-                is_due = head.passed >= settings.skips
-            elif answer is not None and answer is not NoRoom.LANE:
-                barred.append((flow, answer))
-        if 0 < found.num < settings.heads and settings.window > 1 and not scan.is_closed:
-            self._ask_behind(found, scan, num_rows=len(found.heads) - is_due)
-        for flow, reason in barred:
+                found.note(spot, flow, answer)
+                num_left -= 1
+            elif answer is not NoRoom.LANE:
+                barred = found.barred
+                if answer is NoRoom.ENTRY:
+                    self.flows.set_aside(flow, entry)
+                if answer is not NoRoom.ENTRY or not flow.waiting:
+                    barred[flow] = answer
+            if num_left <= 0 or scan.num_left <= 0 or scan.is_closed:
+                break
+        for flow, reason in found.barred.items():
             self.flows.bar(flow, reason)
         return found
-
-    def _ask_next(self, flow: Flow, head: Entry, scan: Scan) -> tuple[Entry, Offer | NoRoom | None]:
-        """The first entry behind one without room that has an answer for the flow; None: not known yet, or not now."""
-        self.flows.set_aside(flow, head)
-        for _ in range(min(self._settings.window - 1, scan.num_left)):
-            if not flow.waiting:
-                break
-            head = next(iter(flow.waiting))
-            if head.since > scan.arrived_by:
-                return head, None
-            answer = scan.ask(head)
-            if answer is not NoRoom.ENTRY:
-                return head, answer
-            self.flows.set_aside(flow, head)
-        return head, None if flow.waiting else NoRoom.ENTRY
-
-    def _ask_behind(self, found: Candidates, scan: Scan, num_rows: int) -> None:
-        """Ask what waits behind the heads, nearest first, as far as `heads` and `window` allow."""
-        settings = self._settings
-        windows = [_behind(head, settings.window - 1) for head in found.heads[:num_rows]]
-        for column in range(settings.window - 1):
-            for row, window in enumerate(windows):
-                if found.num >= settings.heads or scan.num_left <= 0:
-                    return
-                if column >= len(window) or window[column].since > scan.arrived_by:
-                    continue
-                entry = window[column]
-                answer = scan.ask(entry)
-                if isinstance(answer, Offer):
-                    found.add_behind(row, entry, answer)
-                    if entry.passed >= settings.skips:
-                        window.clear()  # nothing may overtake it
-                elif answer is NoRoom.ENTRY:
-                    self.flows.set_aside(_flow_of(entry), entry)
-                else:
-                    window.clear()  # nothing behind it has room
-
-
-def _behind(head: Entry, most: int) -> list[Entry]:
-    return _flow_of(head).behind(head, most)
 
 
 def _flow_of(entry: Entry) -> Flow:

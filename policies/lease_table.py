@@ -167,17 +167,17 @@ class LeaseTable:
         wants = {
             name: (one.wanted, one.served_by(call.now_ms) // quantum) for name, one in everyone.items() if one.wanted
         }
-        limit = min(one.limit for one in everyone.values())  # a lowered limit holds as soon as one has heard of it
+        whole = min(one.limit for one in everyone.values())  # a lowered limit holds as soon as one has heard of it
         num_gateways = len(self._gateways)
-        limit -= (num_gateways - len(wants)) * (limit // (RESERVE_PARTS * num_gateways))
+        limit = whole - (num_gateways - len(wants)) * (whole // (RESERVE_PARTS * num_gateways))
         shares = fair_shares(limit, wants)
         share = shares.get(call.gateway, 0)
         if entry.wanted:
             spare = max(0, limit - sum(shares.values()))
             share += min((entry.wanted + 1) // 2, spare // 2)  # so that a small rise needs no round trip
-        if share <= entry.held:
-            return share
-        allowed = max(entry.held, min(share, limit - sum(one.held for one in others.values())))
+        held_by_others = sum(one.held for one in others.values())
+        allowed = min(share, max(entry.held, limit - held_by_others))
+        allowed = max(0, min(allowed, whole - held_by_others))  # what is in use beyond its lease is not taken again
         if allowed < min(share, entry.wanted) and any(
             one.held > max(one.in_use, shares.get(name, 0)) for name, one in others.items()
         ):

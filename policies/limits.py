@@ -18,17 +18,16 @@ MAX_COUNT = 1_000_000_000  # chosen: far above any real limit, far below where n
 MAX_MODELS = 1000
 MAX_DOCUMENT_BYTES = 256 * 1024
 
+Weight = Annotated[float, Meta(ge=0.01, le=100)]
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 ModelName = Annotated[str, Meta(min_length=1, max_length=128)]
 
 _NOT_ENFORCED = frozenset(
     {
         "tpm",
-        "batch_cap",
         "tokens_per_day",
         "usd_per_month",
         "time_zone",
-        "weight",
         "cached_token_discount",
         "sharing_group",
         "shadow",
@@ -62,10 +61,16 @@ class LaneCounts(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=
 
 
 class LimitsDocument(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """What an administrator sets at one level. `rpm`: requests a minute; `concurrency`: requests in flight."""
+    """What an administrator sets at one level.
+
+    `rpm`: requests a minute. `concurrency`: requests in flight. `batch_cap`: seats in one replica's batch. `weight`:
+    the share of service when others wait too; the lowest level that sets it decides.
+    """
 
     rpm: Count | UnsetType | None = UNSET
     concurrency: LaneCounts | UnsetType | None = UNSET
+    batch_cap: LaneCounts | UnsetType | None = UNSET
+    weight: Weight | UnsetType | None = UNSET
     models: Annotated[list[ModelName], Meta(max_length=MAX_MODELS)] | UnsetType | None = UNSET
     max_lane: Lane | UnsetType | None = UNSET
     default_lane: Lane | UnsetType | None = UNSET
@@ -124,28 +129,29 @@ def effective(*levels: LimitsDocument, default: Limits = DEFAULT) -> Limits:
     """
     max_lane = _narrowest_lane([level.max_lane for level in levels], default.max_lane)
     default_lane = _last_set([level.default_lane for level in levels], default.default_lane)
-    concurrency = {
-        lane: most
-        for lane in Lane
-        if (most := _smallest([_lane_count(level, lane) for level in levels], _default_count(default, lane)))
-        is not None
-    }
+    concurrency = _by_lane([level.concurrency for level in levels], default.concurrency)
+    batch_cap = _by_lane([level.batch_cap for level in levels], default.batch_cap)
+    weights = [level.weight for level in levels if isinstance(level.weight, float)]
     return Limits(
         rpm=_smallest([level.rpm for level in levels], default.rpm),
         concurrency=concurrency or None,
+        batch_cap=batch_cap or None,
+        weight=weights[-1] if weights else default.weight,
         models=_common([level.models for level in levels], default.models),
         max_lane=max_lane,
         default_lane=default_lane if default_lane.is_within(max_lane) else max_lane,
     )
 
 
-def _lane_count(document: LimitsDocument, lane: Lane) -> int | UnsetType | None:
-    counts = document.concurrency
-    return counts.of(lane) if isinstance(counts, LaneCounts) else counts
-
-
-def _default_count(default: Limits, lane: Lane) -> int | None:
-    return None if default.concurrency is None else default.concurrency.get(lane)
+def _by_lane(levels: list[LaneCounts | UnsetType | None], default: dict[Lane, int] | None) -> dict[Lane, int]:
+    """The smallest number of each lane that has one."""
+    found = {}
+    for lane in Lane:
+        counts = [level.of(lane) if isinstance(level, LaneCounts) else level for level in levels]
+        most = _smallest(counts, None if default is None else default.get(lane))
+        if most is not None:
+            found[lane] = most
+    return found
 
 
 def _smallest(levels: list[int | UnsetType | None], default: int | None) -> int | None:

@@ -151,7 +151,8 @@ class LocalHoldings:
         self._failed_at = None
         is_raised = False
         for ask, allowed in zip(report.asks, grants.allowed, strict=True):
-            is_raised |= self._allow(ask, allowed, report.sent_at)
+            most = self._holdings[ask.resource].allowed if grants.is_recovering else allowed
+            is_raised |= self._allow(ask, min(allowed, most), report.sent_at)
         return is_raised
 
     def fail(self, report: Report) -> None:
@@ -206,10 +207,11 @@ class LocalHoldings:
     def _ask(self, resource: str, now: float) -> Ask:
         holding = self._holdings[resource]
         holding.note(holding.in_use, now, self._window_s)
-        if now >= holding.valid_until or not holding.wanted:
+        if not holding.wanted:
             holding.allowed = 0
-        most = max(holding.allowed, self._fallback(resource, holding.limit, now), holding.in_use)
-        return Ask(resource, most, holding.in_use, holding.wanted, holding.limit)
+        elif now >= holding.valid_until:
+            holding.allowed = self._fallback(resource, holding.limit, now)
+        return Ask(resource, max(holding.allowed, holding.in_use), holding.in_use, holding.wanted, holding.limit)
 
     def _join(self, grants: Grants, sent_at: float) -> None:
         """The store counts us anew. Unless it is itself recovering what was granted, nothing else is ours any more."""

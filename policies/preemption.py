@@ -16,7 +16,7 @@ class PreemptionSettings:
     """
 
     share: float = 0.1
-    burst_tokens: int = 16_384
+    burst_tokens: int = 8192
     max_times: int = 2
 
     def __post_init__(self) -> None:
@@ -27,7 +27,7 @@ class PreemptionSettings:
 
 @dataclass(frozen=True, slots=True)
 class BulkRun:
-    """One bulk request on a replica. `computed_tokens`: uncached prompt tokens and answer tokens so far; may be a guess.
+    """One bulk request on a replica. `computed_tokens`: uncached prompt and answer tokens so far; may be a guess.
 
     `has_sent_content`: its client has seen a part of the answer, so it cannot start anew. `times_preempted`: before.
     """

@@ -135,6 +135,7 @@ local function grant(entry, others)
     look(name, other)
     held_by_others = held_by_others + other[HELD]
   end
+  local whole = limit
   limit = limit - (num_living - num_wants) * math.floor(limit / (reserve_parts * num_living))
   local shares = fair_shares(limit, wants)
   local share = shares[me] or 0
@@ -143,8 +144,8 @@ local function grant(entry, others)
     local spare = math.max(0, limit - shared)
     share = share + math.min(math.floor((entry[WANTED] + 1) / 2), math.floor(spare / 2))
   end
-  if share <= entry[HELD] then return share, false end
-  local allowed = math.max(entry[HELD], math.min(share, limit - held_by_others))
+  local allowed = math.min(share, math.max(entry[HELD], limit - held_by_others))
+  allowed = math.max(0, math.min(allowed, whole - held_by_others))
   if allowed < math.min(share, entry[WANTED]) then
     for name, other in pairs(others) do
       if other[HELD] > math.max(other[IN_USE], shares[name] or 0) then return allowed, true end

@@ -65,6 +65,7 @@ class RedisLeases:
         self._on_raise = on_raise
         self._pressed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
+        self._is_stopping = False
         holdings.on_press = self._pressed.set
 
     @property
@@ -77,6 +78,7 @@ class RedisLeases:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._is_stopping = True
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -118,7 +120,7 @@ class RedisLeases:
     async def _keep(self) -> None:
         """The janitor of the leases: renews all of them in time, and those pressed for at once."""
         num_faults, due_at = 0, self._clock()
-        while True:
+        while not self._is_stopping:
             is_due = self._clock() >= due_at
             self._pressed.clear()
             try:

@@ -127,7 +127,10 @@ def _client(url: str, num_connections: int, connect_s: float) -> Redis:
             url,
             max_connections=num_connections,
             timeout=None,  # we queue in front of it, so a wait here is never taken for a fault
-            socket_connect_timeout=connect_s,  # reading is bounded by whoever calls
+            socket_connect_timeout=connect_s,
+            # NOTE: who calls bounds the whole call. With a bound here redis-py goes through asyncio.wait_for, which
+            # before Python 3.12 swallows a cancellation that meets the answer.
+            socket_timeout=None,
             socket_keepalive=True,
             retry=Retry(NoBackoff(), 0),  # who calls decides whether a call may be repeated
             protocol=2,

@@ -19,11 +19,14 @@ class Role(Enum):
 class Limits:
     """What a project may use, after inheritance. `None` means no limit, 0 means none allowed.
 
-    `rpm`: requests admitted a minute. `concurrency`: requests in flight (queued ones count), by lane.
+    `rpm`: requests admitted a minute. `concurrency`: requests in flight (queued ones count), by lane. `batch_cap`:
+    seats in one replica's batch, by lane. `weight`: the share of service when others wait too, above 0.
     """
 
     rpm: int | None = None
     concurrency: dict[Lane, int] | None = None
+    batch_cap: dict[Lane, int] | None = None
+    weight: float = 1.0
     models: frozenset[str] | None = None
     max_lane: Lane = Lane.INTERACTIVE
     default_lane: Lane = Lane.INTERACTIVE

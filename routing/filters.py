@@ -38,8 +38,10 @@ def rejection(replica: Replica, query: RouteQuery, rank: int, may_use: MayUse | 
     breaker = replica.breaker
     if not breaker.can_try(now):
         return Rejection.ASIDE if breaker.is_aside(now) else Rejection.FAILING
+    return _missing_seat(replica, query, rank)
+
+
+def _missing_seat(replica: Replica, query: RouteQuery, rank: int) -> Rejection | None:
     if replica.num_in_flight >= replica.seat_limits[rank] or replica.in_flight[rank] >= replica.lane_seats[rank]:
         return Rejection.NO_SEAT
-    if query.barred and replica.name in query.barred:
-        return Rejection.BARRED
-    return None
+    return Rejection.BARRED if query.barred and replica.name in query.barred else None

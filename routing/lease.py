@@ -23,20 +23,21 @@ class SeatOwner(Protocol):
 class Lease:
     """One seat, until ended. `uncached_tokens`: prompt tokens the replica is expected to compute for it.
 
-    `tokens_ahead`: tokens the replica had to work off before this request's own when the seat was given, `rows_ahead`:
-    requests it held then. `reading_s`: how long the prompt was predicted to take from then on. `probe`: the breaker's
-    number for this attempt, 0 for an ordinary one. `row_mark`: where the replica's rows stood when this request began
-    to decode, None before. The replica may leave the pool meanwhile; ending stays harmless.
+    `tokens_ahead`: tokens the replica had to work off before this request's own when the seat was given; `rows_ahead`:
+    requests it held then, `unread_ahead`: their prompt tokens not read. `reading_s`: how long until its prompt is read,
+    as predicted then. `probe`: the breaker's number for this attempt, 0 for an ordinary one. `row_mark`: where the
+    replica's rows stood when this request began to decode, None before. The replica may leave the pool meanwhile;
+    ending stays harmless.
     """
 
     __slots__ = (
         "_owner", "begun_at", "breaker", "is_over", "is_prefilled", "lane", "probe", "reading_s", "replica",
-        "row_mark", "rows_ahead", "tokens_ahead", "uncached_tokens",
+        "row_mark", "rows_ahead", "tokens_ahead", "uncached_tokens", "unread_ahead",
     )  # fmt: skip
 
     def __init__(
         self, owner: SeatOwner, replica: Replica, lane: Lane, *, uncached_tokens: int, tokens_ahead: int, probe: int,
-        rows_ahead: int, reading_s: float, now: float,
+        rows_ahead: int, unread_ahead: int, reading_s: float, now: float,
     ) -> None:  # fmt: skip
         self._owner = owner
         self.replica = replica
@@ -45,6 +46,7 @@ class Lease:
         self.uncached_tokens = uncached_tokens
         self.tokens_ahead = tokens_ahead
         self.rows_ahead = rows_ahead
+        self.unread_ahead = unread_ahead
         self.reading_s = reading_s
         self.row_mark: RowMark | None = None
         self.probe = probe

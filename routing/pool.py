@@ -165,7 +165,8 @@ class ReplicaPool:
         ahead = tokens_ahead(replica, decision.uncached_tokens)
         lease = Lease(
             self, replica, decision.lane, now=now, uncached_tokens=decision.uncached_tokens, tokens_ahead=ahead,
-            rows_ahead=replica.num_in_flight, reading_s=replica.ttft.predict_s(ahead + decision.uncached_tokens),
+            rows_ahead=replica.num_in_flight, unread_ahead=replica.outstanding_tokens,
+            reading_s=_reading_s(replica, ahead, decision.uncached_tokens),
             probe=replica.breaker.begin(now),
         )  # fmt: skip
         replica.in_flight[decision.lane.rank] += 1
@@ -209,10 +210,9 @@ class ReplicaPool:
     def learn_ttft(self, lease: Lease, uncached_tokens: int, ttft_s: float) -> None:
         """Take in a time to first token, from dispatch, of a prompt that had `uncached_tokens` to be computed."""
         if lease.is_current:
-            num_tokens = lease.tokens_ahead + uncached_tokens
-            lease.replica.ttft.observe(num_tokens, ttft_s)
-            if not lease.replica.spec.capabilities.leaves_bulk_out:
-                lease.replica.steps.learn_ttft(num_tokens, lease.rows_ahead, ttft_s, lease.begun_at + ttft_s)
+            lease.replica.ttft.observe(lease.tokens_ahead + uncached_tokens, ttft_s)
+            if not lease.unread_ahead and not lease.replica.spec.capabilities.leaves_bulk_out:
+                lease.replica.steps.learn_ttft(uncached_tokens, lease.rows_ahead, ttft_s, lease.begun_at + ttft_s)
 
     def learn_gaps(self, lease: Lease, gaps: Gaps, now: float) -> MeanRows | None:
         """Take in the gaps of a streamed answer; who was on the replica meanwhile, None if unknown or it restarted."""
@@ -267,6 +267,14 @@ def _shadow_bounds(kv_tokens: int) -> tuple[int, int]:
     """(bytes, borders) that the predicted cache of a replica with `kv_tokens` of KV may hold."""
     capacity_bytes = max(1, round(kv_tokens * DEFAULT_BYTES_PER_TOKEN))
     return capacity_bytes, min(max(capacity_bytes // _BYTES_PER_NODE, MIN_NODES), MAX_NODES)
+
+
+def _reading_s(replica: Replica, tokens_ahead: int, uncached_tokens: int) -> float:
+    """When a prompt will be read, from now: what reading took before, or longer by the rows that decode beside it."""
+    ttft_s = replica.ttft.predict_s(tokens_ahead + uncached_tokens)
+    if replica.spec.capabilities.leaves_bulk_out:
+        return ttft_s
+    return max(ttft_s, replica.steps.reading_s(replica.outstanding_tokens + uncached_tokens, replica.num_in_flight))
 
 
 def _statistics(replica: Replica) -> ReplicaStatistics:

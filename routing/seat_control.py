@@ -1,7 +1,7 @@
 """Sets how many seats standard and bulk may hold of each replica: joins the pool, what is learned, and the rules.
 
 Called by the pool at every lease's begin, first content and end, by the process some times a second (`refresh`), and
-at the end of a streamed answer (`observe`). Replicas that leave bulk out by themselves are never touched.
+at the end of a streamed answer (`observe`). The seats of replicas that leave bulk out by themselves are never touched.
 Decides nothing: `policies/bulk_controller.py` and `policies/preemption.py` do.
 """
 
@@ -18,8 +18,8 @@ from routing.replica import Replica
 from routing.step_model import Gaps, StepModel
 
 REFRESH_EVERY_S = 0.05  # for the caller's timer; chosen: about what an unstreamed bulk prompt takes to be read
-_URGENT_PATIENCE = 3.0  # an unstreamed answer never says when its prompt was read: at the latest after so many times
-_INTERACTIVE, _STANDARD, _BULK = Lane.INTERACTIVE.rank, Lane.STANDARD.rank, Lane.BULK.rank
+# An unstreamed answer never says when its prompt was read: it is taken for read after so many predicted times; chosen.
+_PATIENCE = {Lane.INTERACTIVE: 3.0, Lane.STANDARD: 3.0, Lane.BULK: 1.0}
 
 
 @dataclass(slots=True)
@@ -45,8 +45,10 @@ class SeatStatistics:
 
 
 class SeatControl:
-    """The seats of all replicas of one pool. `on_open`: called when somebody who waits may have a seat without another
-    having ended, never from within `began` or `ended`. `clock`: monotonic seconds, the one that `now` is of.
+    """The seats of all replicas of one pool; makes itself the pool's watcher.
+
+    `clock`: monotonic seconds, the one that `now` is of. `on_open`: called when somebody who waits may have a seat
+    without another having ended: on `refresh` and on first contents (also that of a lease that is just ending).
     """
 
     def __init__(
@@ -75,7 +77,7 @@ class SeatControl:
             return
         controlled.unread.add(lease)
         now = self._clock()
-        load = self._load(lease.replica, controlled, now)
+        load = _load(lease.replica, controlled)
         if lease.lane is Lane.BULK:
             controlled.controller.started(load, lease.uncached_tokens, controlled.steps.cost)
         self._set(lease.replica, controlled, load, now)
@@ -87,7 +89,7 @@ class SeatControl:
             return
         controlled.unread.discard(lease)
         now = self._clock()
-        is_open = self._set(lease.replica, controlled, self._load(lease.replica, controlled, now), now)
+        is_open = self._set(lease.replica, controlled, _load(lease.replica, controlled), now)
         lease.row_mark = controlled.steps.mark()
         if is_open:
             self._on_open()
@@ -96,8 +98,7 @@ class SeatControl:
         """The seat came back."""
         controlled = self._of(lease)
         if controlled is not None:
-            now = self._clock()
-            self._set(lease.replica, controlled, self._load(lease.replica, controlled, now), now)
+            self._set(lease.replica, controlled, _load(lease.replica, controlled), self._clock())
 
     def observe(self, lease: Lease, gaps: Gaps | None, now: float) -> None:
         """Learn from a streamed answer that came to its end; call before the lease ends. None: too short an answer."""
@@ -107,7 +108,7 @@ class SeatControl:
         self._note_rows(lease.replica, now)
         rows = self._pool.learn_gaps(lease, gaps, now)
         if rows is not None and lease.lane is Lane.INTERACTIVE:
-            seen = SeenGaps(lease.row_mark.at, now, gaps.num, gaps.mean_s, gaps.max_s, rows.urgent, rows.bulk)
+            seen = SeenGaps(lease.row_mark.at, now, gaps.sample, rows.urgent, rows.bulk)
             controlled.controller.observe(seen, controlled.steps.cost)
 
     def refresh(self) -> None:
@@ -116,8 +117,9 @@ class SeatControl:
         is_open = False
         for replica in self._pool:
             controlled = self._control(replica)
-            if controlled is not None:
-                is_open |= self._set(replica, controlled, self._load(replica, controlled, now), now)
+            for lease in [lease for lease in controlled.unread if _must_be_read(lease, now)]:
+                lease.prefilled()
+            is_open |= self._set(replica, controlled, _load(replica, controlled), now)
         if len(self._controlled) > len(self._pool):
             self._controlled = {name: one for name, one in self._controlled.items() if self._pool.get(name)}
         if is_open:
@@ -128,9 +130,9 @@ class SeatControl:
         replica, controlled = self._pool.get(name), self._controlled.get(name)
         if replica is None or controlled is None or controlled.plan is None:
             return 0
-        if replica.spec.capabilities.priority or not replica.in_flight[_INTERACTIVE]:
+        if replica.spec.capabilities.priority or not replica.in_flight[Lane.INTERACTIVE.rank]:
             return 0
-        return max(0, replica.in_flight[_BULK] - controlled.plan.bulk)
+        return max(0, replica.in_flight[Lane.BULK.rank] - controlled.plan.bulk)
 
     def preempt(self, name: str, runs: Iterable[BulkRun]) -> tuple[BulkRun, ...]:
         """Those of the replica's bulk requests to cancel and queue again now. The budget is spent on them."""
@@ -157,42 +159,26 @@ class SeatControl:
                 one.controller.correction.p95_beside,
                 one.controller.correction.p95_alone,
                 repr(one.steps),
-            )  # fmt: skip
+            )
             for name, one in self._controlled.items()
             if one.plan is not None
         )
 
     def _of(self, lease: Lease) -> _Controlled | None:
-        """The control of the lease's replica; None if that has left, is another process now, or needs none."""
+        """The control of the lease's replica; None if that has left or is another process now."""
         replica = lease.replica
         return self._control(replica) if lease.is_current and self._pool.get(replica.name) is replica else None
 
-    def _control(self, replica: Replica) -> _Controlled | None:
-        if replica.spec.capabilities.leaves_bulk_out:
-            return None
+    def _control(self, replica: Replica) -> _Controlled:
         controlled = self._controlled.get(replica.name)
         if controlled is None or controlled.steps is not replica.steps:
             controlled = _Controlled(replica.steps, BulkController(self._settings))
             self._controlled[replica.name] = controlled
         return controlled
 
-    def _load(self, replica: Replica, controlled: _Controlled, now: float) -> ReplicaLoad:
-        urgent_reading, bulk_reading_s = 0, 0.0
-        ms_per_token = replica.ttft.ms_per_token
-        for lease in controlled.unread:
-            passed_s = now - lease.begun_at
-            if lease.lane is not Lane.BULK:
-                urgent_reading += passed_s < _URGENT_PATIENCE * lease.reading_s
-            elif passed_s < lease.reading_s:
-                bulk_reading_s += lease.uncached_tokens * ms_per_token / 1000.0
-        interactive, standard, bulk = replica.in_flight
-        capabilities = replica.spec.capabilities
-        return ReplicaLoad(
-            replica.spec.seats, interactive, standard, bulk, urgent_reading, bulk_reading_s,
-            leaves_bulk_out=capabilities.leaves_bulk_out, has_priority=capabilities.priority,
-        )  # fmt: skip
-
     def _set(self, replica: Replica, controlled: _Controlled, load: ReplicaLoad, now: float) -> bool:
+        if load.leaves_bulk_out:
+            return False
         self._note_rows(replica, now)
         plan = controlled.plan = controlled.controller.plan(load, controlled.steps.cost, now)
         return self._pool.set_lane_seats(
@@ -202,3 +188,29 @@ class SeatControl:
     def _note_rows(self, replica: Replica, now: float) -> None:
         interactive, standard, bulk = replica.in_flight
         replica.steps.note_rows(interactive + standard, bulk, now)
+
+
+def _load(replica: Replica, controlled: _Controlled) -> ReplicaLoad:
+    urgent_reading, bulk_tokens = 0, 0
+    for lease in controlled.unread:
+        if lease.lane is Lane.BULK:
+            bulk_tokens += lease.uncached_tokens
+        else:
+            urgent_reading += 1
+    interactive, standard, bulk = replica.in_flight
+    capabilities = replica.spec.capabilities
+    return ReplicaLoad(
+        replica.spec.seats,
+        interactive,
+        standard,
+        bulk,
+        urgent_reading=urgent_reading,
+        bulk_unread_tokens=bulk_tokens,
+        bulk_reading_s=replica.steps.reading_s(bulk_tokens, bulk) if bulk_tokens else 0.0,
+        leaves_bulk_out=capabilities.leaves_bulk_out,
+        has_priority=capabilities.priority,
+    )
+
+
+def _must_be_read(lease: Lease, now: float) -> bool:
+    return now - lease.begun_at >= _PATIENCE[lease.lane] * lease.reading_s

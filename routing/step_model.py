@@ -5,6 +5,7 @@ meanwhile is known, because the gateway gave them their seats: one observation a
 gets requests from elsewhere too this sees a part of the rows only, and takes the rest for the fixed cost.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -30,18 +31,23 @@ class RowMark(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Gaps:
-    """The gaps between the tokens of one streamed answer: how many, their mean and the longest, in seconds."""
+    """The gaps between the tokens of one streamed answer: how many, their mean, and some of them, in seconds."""
 
     num: int
     mean_s: float
-    max_s: float
+    sample: tuple[float, ...]
 
     @classmethod
-    def between(cls, first_at: float | None, last_at: float | None, num_tokens: int, max_s: float) -> "Gaps | None":
-        """The gaps of an answer of `num_tokens` that came one by one, or None if there are too few."""
+    def between(
+        cls, first_at: float | None, last_at: float | None, num_tokens: int, sample: Sequence[float]
+    ) -> "Gaps | None":
+        """The gaps of an answer of `num_tokens` that came one by one, or None if there are too few.
+
+        `sample`: every nth gap, for any n, so that their distribution is that of all.
+        """
         if first_at is None or last_at is None or num_tokens <= LEAST_GAPS or last_at <= first_at:
             return None
-        return cls(num_tokens - 1, (last_at - first_at) / (num_tokens - 1), max_s)
+        return cls(num_tokens - 1, (last_at - first_at) / (num_tokens - 1), tuple(sample))
 
 
 class MeanRows(NamedTuple):
@@ -77,6 +83,11 @@ class StepModel:
         """Seconds of a step by its rows and prefill tokens."""
         return self._fitter.cost
 
+    def reading_s(self, num_tokens: int, rows: int) -> float:
+        """Seconds until so many prompt tokens are read beside `rows` that decode."""
+        num_steps = max(1.0, num_tokens / _CHUNK_TOKENS)
+        return num_steps * self.cost.seconds(rows, num_tokens / num_steps)
+
     def note_rows(self, urgent: int, bulk: int, now: float) -> None:
         """From now on the replica holds so many requests. A clock that went back adds nothing."""
         passed_s = max(0.0, now - self._at)
@@ -108,7 +119,10 @@ class StepModel:
         return rows
 
     def learn_ttft(self, num_tokens: int, rows: int, ttft_s: float, now: float) -> None:
-        """Take in a time to first token with `num_tokens` to read and `rows` decoding beside: so many equal steps."""
+        """Take in a time to first token with `num_tokens` to read, none ahead, and `rows` decoding beside.
+
+        It is taken for so many equal steps as chunks were needed.
+        """
         if num_tokens < LEAST_READING_TOKENS or now - self._ttft_at < LEARN_EVERY_S:
             return
         self._ttft_at = now

@@ -104,6 +104,7 @@ def metrics_page() -> str:
     lines += [
         "| `warmlane_queue_depth` | gauge | `model`, `lane` | requests waiting for a seat |",
         "| `warmlane_replica_seats` | gauge | `replica` | seats the gateway may fill |",
+        "| `warmlane_bulk_seats` | gauge | `replica` | seats that bulk may hold beside the present interactive work |",
         "| `warmlane_replica_state` | gauge | `replica`, `state` | 1 for the state it is in |",
         "| `warmlane_replica_running` | gauge | `replica` | requests in its batch, as it says or as we count |",
         "| `warmlane_replica_waiting` | gauge | `replica` | requests in its own queue, if it says |",

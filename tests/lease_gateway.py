@@ -11,13 +11,15 @@ import json
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
-import redis.asyncio
+from redis.asyncio import Redis
 
 from policies.local_holdings import LocalHoldings
 from policies.redis_leases import RedisLeases, lease_clock, new_gateway_id
 from policies.redis_link import RedisLink
+from policies.store import StoreError
 
 IN_USE, MOST = "test:in_use", "test:most"
 STALE_S = 1.0
@@ -35,7 +37,7 @@ return 1
 class Clients:
     """Clients that each hold one unit for a while, then want the next."""
 
-    def __init__(self, holdings: LocalHoldings, resource: str, cap: int, replica: redis.asyncio.Redis) -> None:
+    def __init__(self, holdings: LocalHoldings, resource: str, cap: int, replica: RedisLink) -> None:
         self._holdings = holdings
         self._resource = resource
         self._cap = cap
@@ -53,18 +55,28 @@ class Clients:
     async def run(self, hold_s: float, pause_s: float) -> None:
         while True:
             await self._take()
-            token = next(self._tokens)
             try:
-                if await self._replica.eval(BEGIN, 2, IN_USE, MOST, token, str(time.time()), STALE_S):
-                    await asyncio.sleep(hold_s)
-                    await self._replica.srem(IN_USE, token)
-                    self.num_served += 1
-            except redis.RedisError:  # the counter is away, the lease may not be
-                await asyncio.sleep(hold_s)
+                await self._use(next(self._tokens), hold_s)
             finally:
                 self._holdings.give_back(self._resource)
             await self.wake()
             await asyncio.sleep(pause_s)
+
+    async def _use(self, token: str, hold_s: float) -> None:
+        """Be seen by the replica for so long, or until cancelled."""
+
+        def begin(redis: Redis) -> Awaitable[int]:
+            return redis.eval(BEGIN, 2, IN_USE, MOST, token, str(time.time()), STALE_S)
+
+        try:
+            is_taken = await self._replica.call(begin)
+            await asyncio.sleep(hold_s)
+            self.num_served += is_taken
+        except StoreError:  # the counter is away, the lease may not be
+            await asyncio.sleep(hold_s)
+        finally:
+            with suppress(StoreError):
+                await self._replica.call(lambda redis: redis.srem(IN_USE, token))
 
     async def _take(self) -> None:
         began_at = time.monotonic()
@@ -80,12 +92,12 @@ class Clients:
         self.longest_wait_s = max(self.longest_wait_s, time.monotonic() - began_at)
 
 
-async def run(
+async def run(  # noqa: PLR0917  # as on the command line
     url: str, resource: str, cap: int, lease_s: float, num_clients: int, hold_s: float, pause_s: float
 ) -> None:
     """Until SIGTERM."""
     holdings, link = LocalHoldings(new_gateway_id(), lease_s=lease_s), RedisLink(url)
-    replica = redis.asyncio.Redis.from_url(url, socket_timeout=0.5, protocol=2)
+    replica = RedisLink(url, call_s=0.5)
     clients = Clients(holdings, resource, cap, replica)
     background: set[asyncio.Task[None]] = set()
     stopped = asyncio.Event()
@@ -98,7 +110,7 @@ async def run(
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
     await link.close()
-    await replica.aclose()
+    await replica.close()
     done = {"served": clients.num_served, "longest_wait_s": clients.longest_wait_s, "calls": leases.num_calls}
     print(json.dumps(done), flush=True)
 

@@ -68,15 +68,22 @@ def simulate(
 
     `order`: makes the queue before the replicas.
     """
+    simulation = build(fleet, run, sources, order)
+    simulation.run_until(run.duration_s)
+    return simulation.result()
+
+
+def build(
+    fleet: FleetSettings, run: RunSettings, sources: Sequence[Source], order: OrderFactory = LaneOrder
+) -> Simulation:
+    """The run before it starts."""
     window = Window(run.warm_up_s, run.duration_s - run.tail_s)
     replicas = tuple(
         SimulatedReplica(_name(number), fleet.engine, speed=fleet.speeds[number] if fleet.speeds else 1.0)
         for number in range(fleet.num_replicas)
     )
     router = Router(_pool(fleet), TokenRatios())
-    simulation = Simulation(replicas, Dispatch(router, order(router)), sources, window, hop_s=run.hop_s)
-    simulation.run_until(run.duration_s)
-    return simulation.result()
+    return Simulation(replicas, Dispatch(router, order(router)), sources, window, hop_s=run.hop_s)
 
 
 def _pool(fleet: FleetSettings) -> ReplicaPool:

@@ -86,7 +86,7 @@ class Simulation:
         hop_s: float,
     ) -> None:  # fmt: skip
         self._members = {worker.name: _Member(worker, Occupancy(window)) for worker in workers}
-        self._dispatch = dispatch
+        self.dispatch = dispatch
         self._sources = tuple(sources)
         self._streams: list[Iterator[SimulatedRequest]] = [source.arrivals() for source in sources]
         self._window = window
@@ -96,7 +96,7 @@ class Simulation:
         self._flights: dict[str, Flight] = {}
 
     def __repr__(self) -> str:
-        return f"<Simulation {self._timeline!r} flights={len(self._flights)} waiting={len(self._dispatch.order)}>"
+        return f"<Simulation {self._timeline!r} flights={len(self._flights)} waiting={len(self.dispatch.order)}>"
 
     @property
     def num_in_flight(self) -> int:
@@ -155,7 +155,7 @@ class Simulation:
         waiting = Waiting(request, query, now)
         counts = self._window.holds(request.arrival_s)
         flight = Flight(request, source, waiting, self._groups.of(request), counts)
-        is_taken = self._dispatch.order.push(waiting, now)
+        is_taken = self.dispatch.order.push(waiting, now)
         for group in flight.groups:
             group.num_arrived += counts
             group.num_refused += counts and not is_taken
@@ -167,7 +167,7 @@ class Simulation:
         self._give_turns(now)
 
     def _give_turns(self, now: float) -> None:
-        for turn in self._dispatch.turns(now):
+        for turn in self.dispatch.turns(now):
             flight = self._flights[turn.waiting.request.id]
             flight.turn = turn
             member = self._members[turn.decision.chosen]
@@ -214,7 +214,7 @@ class Simulation:
         assert turn is not None, "tokens without a turn"
         if flight.first_at is None:
             flight.cached_tokens = delta.cached_tokens
-            self._dispatch.first_token(turn)
+            self.dispatch.first_token(turn)
         flight.got_tokens(len(delta.token_ids), now, self._window)
         if flight.request.lane is Lane.BULK and is_in_window:
             if member.occupancy.is_held:
@@ -225,7 +225,7 @@ class Simulation:
     def _finish(self, flight: Flight, now: float) -> None:
         turn = flight.turn
         assert turn is not None, "an end without a turn"
-        self._dispatch.finished(turn, flight.finished(now), now)
+        self.dispatch.finished(turn, flight.finished(now), now)
         self._let_go(flight, now)
 
     def _leave(self, flight: Flight, now: float) -> None:
@@ -236,9 +236,9 @@ class Simulation:
         for group in flight.groups:
             group.num_left += flight.counts
         if flight.turn is None:
-            self._dispatch.order.leave(flight.waiting, now)
+            self.dispatch.order.leave(flight.waiting, now)
         else:
-            self._dispatch.abandoned(flight.turn, flight.served_so_far(), now)
+            self.dispatch.abandoned(flight.turn, flight.served_so_far(), now)
             self._timeline.add(now + self._hop_s, _Aborted(flight))
         self._let_go(flight, now)
         self._give_turns(now)

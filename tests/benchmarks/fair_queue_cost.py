@@ -26,7 +26,7 @@ from policies.fair_settings import FairSettings, LaneRule
 from policies.lane import Lane
 from policies.offer import NoRoom, Offer
 
-NUM_REPLICAS = 16
+REPLICAS = [f"replica{number}" for number in range(16)]
 TARGET_US = 15.0  # push and pick together at 10,000 waiting
 CASES = ((100, 10), (10_000, 1), (10_000, 10), (10_000, 100), (10_000, 5000), (100_000, 100), (100_000, 100_000))
 
@@ -51,7 +51,9 @@ class Traffic:
         entry = Entry(tenant, Lane.STANDARD, output_tokens=self._random.randrange(50, 500), deadline=self._now + 300.0)
         prompt_tokens = self._random.randrange(100, 4000)
         hit_tokens = self._random.choice((0, 0, prompt_tokens // 2, prompt_tokens * 9 // 10))
-        replica = self._random.randrange(NUM_REPLICAS)
+        replica = REPLICAS[self._random.randrange(len(REPLICAS))]
+        if hit_tokens:
+            entry.home = replica
         self._offers[entry] = Offer(hit_tokens + self._random.random(), prompt_tokens - hit_tokens, replica)
         return entry
 
@@ -74,6 +76,16 @@ class Traffic:
             queue.push(entry, now)
             queue.wake()
             queue.pick(choose, now)
+        self._now = now
+
+    def push_and_pick_near(self, entries: list[Entry]) -> None:
+        """The same, and the queue is told which replica has the seat."""
+        queue, choose, now = self.queue, self._offers.__getitem__, self._now
+        for number, entry in enumerate(entries):
+            now += 0.001
+            queue.push(entry, now)
+            queue.wake()
+            queue.pick(choose, now, near=REPLICAS[number % 16 : number % 16 + 1])
         self._now = now
 
     def push_pick_and_settle(self, entries: list[Entry]) -> None:
@@ -105,6 +117,7 @@ class Traffic:
 
 OPERATIONS = {
     "push and pick": Traffic.push_and_pick,
+    "pick near": Traffic.push_and_pick_near,
     "and settle": Traffic.push_pick_and_settle,
     "push, no room, leave": Traffic.push_and_find_no_room,
     "place": Traffic.ask_places,

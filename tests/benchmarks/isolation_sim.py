@@ -163,7 +163,8 @@ def weights(profile: Profile, num_replicas: int, seconds: float, *, seed: int = 
     ]
     found = simulate(fleet, run, floods, order)
     charged = {
-        tenant: settings.cost(group.uncached_tokens, group.output_tokens) for (tenant, _), group in found.tenants.items()
+        tenant: settings.cost(group.uncached_tokens, group.output_tokens)
+        for (tenant, _), group in found.tenants.items()
     }
     return {"replicas": num_replicas, "charged_ratio": charged[ALDER] / charged[BIRCH], "charged": charged}
 
@@ -174,9 +175,7 @@ def locality(profile: Profile, num_replicas: int, seconds: float, *, seed: int =
     settings = {"fair": FairSettings(), "locality": FairSettings(quantum_tokens=1e15, skips=1_000_000)}
     ratios = {}
     for name, one in settings.items():
-        floods = [
-            replace_depth(profile, f"tenant-{number}", num_replicas, seed + number) for number in range(4)
-        ]
+        floods = [replace_depth(profile, f"tenant-{number}", num_replicas, seed + number) for number in range(4)]
         found = simulate(fleet, run, floods, partial(FairOrder, settings=one)).lanes[Lane.INTERACTIVE]
         ratios[name] = found.hit_tokens / max(1, found.prompt_tokens)
     return {"replicas": num_replicas, "hit_ratio": ratios, "of_locality": ratios["fair"] / ratios["locality"]}

@@ -12,8 +12,10 @@ from engines.contract import Fault
 from gateway import admission
 from gateway.admission import Dispatch, NoTurn
 from gateway.errors import Refused
+from gateway.model_queue import Waiting as Waiting_
 from gateway.outcome import Outcome
 from gateway.settings import LanesSection
+from policies.entry import Entry
 from policies.lane import Lane
 from routing.decision import NoReplica, RouteDecision
 from routing.pool import PoolSettings
@@ -43,7 +45,7 @@ class Waiting:
         return task
 
     async def _take_turn(self, name, query, max_wait_s, has_turn, done):
-        async with self.dispatch.turn(query, max_wait_s) as turn:
+        async with self.dispatch.turn(entry_of(query, self.fleet.now + max_wait_s)) as turn:
             self.order.append(name)
             has_turn.set()
             await done.wait()
@@ -66,6 +68,11 @@ class Waiting:
         await asyncio.gather(*self.tasks.values(), return_exceptions=True)
         assert self.held == (0, 0)
         assert self.dispatch.depths() == []
+
+
+def entry_of(query, deadline=float("inf"), tenant="project"):
+    """The request as the queue sees it."""
+    return Entry(tenant, query.lane, Waiting_(query), deadline=deadline)
 
 
 async def settle():

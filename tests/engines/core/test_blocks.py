@@ -58,6 +58,18 @@ def test_released_blocks_can_be_hit_until_handed_out_again():
     assert pool.match([b"a", b"b"]) == blocks[:1]
 
 
+def test_blocks_that_several_hold_are_freed_only_by_all_of_them():
+    """What a newcomer would find is known before anybody gives up a seat for it."""
+    pool = BlockPool(6)
+    shared = published(pool, b"a", b"b")
+    pool.share(shared)
+    own = pool.allocate(2).blocks
+    assert pool.num_freed_by([[*shared, *own]], ()) == 2
+    assert pool.num_freed_by([[*shared, *own], shared], ()) == 4
+    assert pool.num_freed_by([[*shared, *own], shared], shared[:1]) == 3
+    pool.check_integrity([[*shared, *own], shared])
+
+
 def test_tail_goes_first_and_blank_blocks_before_it():
     """The front of a prefix is what others share, so it lives longest."""
     pool = BlockPool(4)

@@ -2,16 +2,20 @@
 
 import random
 import threading
+from dataclasses import astuple
 
 import pytest
 
 from engines.core.admission import RefusalReason, SchedulerSettings
 from engines.core.engine import Engine
 from engines.core.holders import SlotHolders
+from engines.core.latency_guard import LatencySettings
+from engines.core.load import LaneCounts
 from engines.core.plan import EngineFault
 from engines.core.scheduler import Scheduler
 from engines.core.sequence import FinishReason, GenerateRequest, SamplingParams
 from engines.fake.runner import FakeRunner
+from engines.step_cost import StepCost, StepCostFitter
 from policies.lane import Lane
 from tests.engines.core.driven import Driven, words
 
@@ -244,6 +248,34 @@ def test_the_step_log_has_plans_and_seconds(make_engine):
     assert (engine.load().num_steps, engine.load().step_s) == (3, 1)
 
 
+def test_the_cost_of_steps_is_learned_and_the_lanes_go_by_it(make_engine):
+    """The fitter sees each step's rows, tokens and seconds; the scheduler gets what it makes of them."""
+    true = StepCost(base_s=0.010, per_row_s=0.005, per_prefill_token_s=0.001)
+    now, steps = [0.0], []
+
+    def spend(seconds):
+        now[0] += seconds
+
+    rules = scheduler(latency=LatencySettings(bulk_patience_s=1e9))
+    fitter = StepCostFitter(StepCost(0.02, 0.002, 0.002))
+    engine = make_engine(
+        runner(cost=true, sleep=spend), rules, start=False, fitter=fitter, on_step=steps.append, clock=lambda: now[0]
+    )
+    bulk = [ask(engine, f"bulk-{number}", range(number, 20), max_tokens=20, lane=Lane.BULK) for number in range(3)]
+    urgent = ask(engine, "urgent", range(50, 55), max_tokens=30)
+    engine.start()
+    for inbox in (*bulk, urgent):
+        assert inbox.wait().finish_reason is FinishReason.LENGTH
+    assert engine.stop()
+    load = engine.load()
+    assert steps[0].outlook.cost == StepCost(0.02, 0.002, 0.002)
+    assert load.step_cost == fitter.cost
+    assert astuple(fitter.cost) == pytest.approx(astuple(true), rel=0.05)
+    assert load.bulk_rows_left_out > 0
+    urgent_steps = [step for step in steps if step.outlook.objective_s is not None]
+    assert all(step.outlook.modelled_s <= step.outlook.objective_s for step in urgent_steps)
+
+
 def test_load_counts_tokens_hits_and_seats(make_engine):
     """What the gateway routes by."""
     gate = Gate()
@@ -253,6 +285,7 @@ def test_load_counts_tokens_hits_and_seats(make_engine):
     second = ask(engine, "b", range(9), max_tokens=4)
     load = engine.load()
     assert (load.running, load.waiting, load.kv_used_ratio) == (1, 1, 3 / 256)
+    assert (load.running_by_lane, load.waiting_by_lane) == (LaneCounts(1, 0, 0), LaneCounts())
     gate.open.set()
     first.wait()
     assert second.wait().cached_tokens == 8
@@ -345,7 +378,9 @@ def test_a_device_that_cannot_even_be_cleared_ends_the_engine(make_engine):
     assert device.is_closed
 
 
-@pytest.mark.parametrize("changes", [{"max_seqs": 9}, {"kv_tokens": 2048}, {"max_step_tokens": 65}])
+@pytest.mark.parametrize(
+    "changes", [{"max_seqs": 9}, {"kv_tokens": 2048}, {"max_step_tokens": 65}, {"max_resident": 9}]
+)
 def test_rules_that_ask_too_much_of_the_runner_are_refused(changes):
     """At start, with the number, not in some step."""
     settings = SchedulerSettings(

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from engines.core.queue import OrderedSequences
 from engines.core.sequence import GenerateRequest, Sequence
+from policies.lane import Lane
 
 
 def sequence(*order):
@@ -26,6 +27,9 @@ def test_order_holds_through_adding_and_removing(orders, data):
     assert list(queue) == kept
     assert len(queue) == len(kept)
     assert not kept or queue.last() is kept[-1]
+    for lane in Lane:
+        assert list(queue.in_lane(lane)) == [each for each in kept if each.order[0] == lane.rank]
+        assert queue.num_in(lane) == len(queue.in_lane(lane))
 
 
 def test_iteration_is_a_snapshot():

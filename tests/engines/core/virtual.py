@@ -47,7 +47,7 @@ class Load:
     interactive_output: tuple[int, int] = (32, 128)
     bulk_prompt: tuple[int, int] = (256, 1024)
     bulk_output: tuple[int, int] = (64, 256)
-    latency: LatencySettings = LatencySettings()
+    latency: LatencySettings = field(default_factory=LatencySettings)
     cost: StepCost = COST
     max_seqs: int = 8
 

@@ -302,13 +302,29 @@ async def test_metrics_have_vllms_names_under_our_prefix(client):
         "generation_tokens_total",
         "time_to_first_token_seconds_count",
         "inter_token_latency_seconds_count",
+        "bulk_rows_left_out_total",
+        "bulk_lifts_total",
         "cache_config_info",
     ):
         assert f"\nwarmlane:{name}{{" in text
     assert 'warmlane:time_to_first_token_seconds_count{engine="0",model_name="fake"} 1.0' in text
     assert 'warmlane:requests_total{engine="0",model_name="fake",outcome="completed"} 1.0' in text
     assert 'kv_cache_size_tokens="8192"' in text
+    assert 'warmlane:num_requests_running_by_lane{engine="0",lane="bulk",model_name="fake"} 0.0' in text
+    assert 'warmlane:num_requests_waiting_by_lane{engine="0",lane="interactive",model_name="fake"} 0.0' in text
+    for term in ("base", "row", "prefill_token"):
+        assert f'warmlane:step_cost_seconds{{engine="0",model_name="fake",term="{term}"}}' in text
     assert "vllm:" not in text
+
+
+async def test_load_tells_lanes_and_what_steps_cost(client, service):
+    """A gateway places requests by it."""
+    await post(client, chat())
+    await eventually(lambda: service.loaded.engine.load().running == 0)
+    load = (await client.get("/load")).json()
+    assert load["lanes"] == {lane: {"running": 0, "waiting": 0} for lane in ("interactive", "standard", "bulk")}
+    assert load["step_cost"].keys() == {"base_s", "per_row_s", "per_prefill_token_s"}
+    assert (load["bulk_rows_left_out"], load["bulk_lifts"]) == (0, 0)
 
 
 async def test_metrics_also_come_under_vllms_own_names_on_request(make_service):

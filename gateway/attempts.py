@@ -1,0 +1,199 @@
+"""From an admitted request to its answer: a turn, a replica, a relay; another turn while nothing has been sent.
+
+Before the first content another replica may be tried, after it never. What an attempt teaches and costs is settled
+before its turn ends.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+from engines.contract import Fault, ReplicaError, Steering, UpstreamExchange
+from gateway import sse
+from gateway.admission import NoTurn, TurnHolder
+from gateway.answer import keep_alive
+from gateway.errors import Refused
+from gateway.model_queue import NO_CAPS, Turn, Waiting
+from gateway.outcome import Outcome
+from gateway.parts import Call, Parts
+from gateway.relay import Relay, Relayed, WholeRelay
+from gateway.request import InferenceRequest
+from gateway.streaming import StreamRelay
+from policies.caps import CapLimits
+from policies.entry import Entry
+from policies.tenant import Tenant
+from routing.query import RouteQuery
+
+_RETRIABLE = frozenset({Fault.CONNECT, Fault.STALE, Fault.RESET, Fault.STATUS, Fault.PROTOCOL, Fault.BACKPRESSURE})
+_UNCHARGED = frozenset({Fault.CONNECT, Fault.STALE, Fault.BACKPRESSURE, Fault.CLIENT})  # no prompt was read
+
+
+class Attempts:
+    """Runs requests that hold their reservation. `num_relaying`: attempts under way."""
+
+    def __init__(self, parts: Parts) -> None:
+        self._parts = parts
+        self.num_relaying = 0
+
+    async def run(self, call: Call, query: RouteQuery) -> None:
+        """Try one replica after another, until one answers or content has been sent. A retry takes a new turn."""
+        self._parts.retries.earn()
+        last: ReplicaError | None = None
+        while True:
+            holder = self._parts.dispatch.turn(self._entry(call, query))
+            call.answer.silence = partial(_queue_comment, holder)
+            try:
+                async with holder as turn:
+                    if last is not None and not self._parts.retries.spend():
+                        raise last
+                    call.answer.silence = keep_alive
+                    await self._attempt(call, turn)
+                    return
+            except Refused as refused:
+                if last is not None and isinstance(refused, NoTurn):
+                    raise last from None
+                if self._is_past(call.deadline):
+                    raise deadline_passed() from None
+                raise
+            except ReplicaError as error:
+                last = _sooner(last, error)
+                if not self._may_retry(call, error):
+                    raise last from None
+                assert call.story.decision is not None, "an attempt that failed was routed"
+                query = replace(query, excluded=query.excluded | {call.story.decision.chosen})
+
+    def _entry(self, call: Call, query: RouteQuery) -> Entry:
+        """The request as the queue sees it: its flow, weight, caps and how long it may wait."""
+        assert call.story.principal is not None, "only authenticated requests are dispatched"
+        tenant, lane = call.story.principal.tenant, query.lane
+        now = self._parts.clock()
+        deadline = now + self._parts.settings.lanes.of(lane).max_wait_s
+        if call.deadline is not None:
+            if call.deadline <= now:
+                raise deadline_passed()
+            deadline = min(deadline, call.deadline)
+        return Entry(
+            tenant.project_id,
+            lane,
+            Waiting(query, _caps(tenant, query), has_deadline=deadline == call.deadline),
+            weight=tenant.limits.weight,
+            output_tokens=self._parts.outputs.expected(tenant.project_id, lane, query.max_output_tokens),
+            deadline=deadline,
+        )
+
+    def _may_retry(self, call: Call, error: ReplicaError) -> bool:
+        return (
+            error.fault in _RETRIABLE
+            and not call.answer.has_content
+            and call.story.attempts < self._parts.settings.retries.max_attempts
+            and self._parts.retries.can_spend()
+        )
+
+    async def _attempt(self, call: Call, turn: Turn) -> None:
+        """Send the request to the turn's replica, relay its answer, learn from it."""
+        parts, story = self._parts, call.story
+        assert story.request is not None, "attempts are made for requests that were read"
+        story.attempts += 1
+        story.decision = turn.decision
+        story.queued_s = (story.queued_s or 0.0) + turn.queued_s
+        relay = self._relay(call, story.request, turn)
+        story.relayed = relay.relayed
+        story.sent_at = sent_at = parts.clock()
+        self.num_relaying += 1
+        turn.cost = self._parts.dispatch.cost(turn.decision.uncached_tokens, 0)
+        try:
+            relayed = await relay.run(self._send(call, story.request, turn, relay))
+        except ReplicaError as error:
+            turn.cost = 0.0 if error.fault in _UNCHARGED else self._cost(turn, relay.relayed)
+            if error.fault is Fault.TIMEOUT and relay.relayed.first_content_at is None and self._is_past(call.deadline):
+                raise deadline_passed() from None  # the client's own haste says nothing of the replica
+            parts.router.observe_failure(turn.lease, error.fault, parts.clock(), retry_after_s=error.retry_after_s)
+            raise
+        else:
+            self._settle(turn, relayed, sent_at)
+        finally:
+            self.num_relaying -= 1
+
+    def _send(self, call: Call, request: InferenceRequest, turn: Turn, relay: Relay) -> UpstreamExchange:
+        replica = self._parts.fleet.connection(turn.decision.chosen)
+        assert call.story.principal is not None, "only authenticated requests are sent"
+        steering = Steering(
+            model=replica.upstream_model,
+            lane=turn.decision.lane,
+            cache_salt=call.story.principal.tenant.cache_salt,
+            attempt_id=f"{call.story.request_id}-{call.story.attempts}",
+            is_streaming=request.is_streaming,
+            traceparent=call.traceparent,
+        )
+        body = replica.adapter.body(request.fields, steering)
+        headers = replica.adapter.headers(steering, replica.api_key)
+        return replica.upstream.send(request.surface.value, headers, body, relay)
+
+    def _relay(self, call: Call, request: InferenceRequest, turn: Turn) -> Relay:
+        timeouts = self._parts.settings.timeouts
+        first_token_s = timeouts.first_token_s if request.is_streaming else timeouts.total_s
+        if call.deadline is not None:
+            first_token_s = min(first_token_s, max(0.001, call.deadline - self._parts.clock()))
+        if not request.is_streaming:
+            return WholeRelay(call.answer, call.sink, timeouts, first_token_s)
+        return StreamRelay(
+            call.answer,
+            call.sink,
+            timeouts,
+            first_token_s,
+            on_first=turn.lease.prefilled,
+            wants_usage=request.wants_usage,
+            num_choices=request.num_choices,
+        )
+
+    def _cost(self, turn: Turn, relayed: Relayed) -> float:
+        """What the request has cost its tenant so far: as reported, else the predicted rest and the chunks counted."""
+        usage = relayed.usage
+        uncached, output = turn.decision.uncached_tokens, relayed.num_chunks
+        if usage is not None:
+            cached = turn.decision.hit_tokens if usage.cached_tokens is None else usage.cached_tokens
+            uncached, output = max(0, usage.prompt_tokens - cached), usage.completion_tokens
+        return self._parts.dispatch.cost(uncached, output)
+
+    def _settle(self, turn: Turn, relayed: Relayed, sent_at: float) -> None:
+        usage, first = relayed.usage, relayed.first_content_at
+        turn.cost = self._cost(turn, relayed)
+        if usage is not None:
+            self._parts.outputs.observe(turn.entry.tenant, turn.entry.lane, usage.completion_tokens)
+        self._parts.router.settled(
+            turn.decision,
+            turn.lease,
+            now=self._parts.clock(),
+            prompt_tokens=usage.prompt_tokens if usage else None,
+            cached_tokens=usage.cached_tokens if usage else None,
+            ttft_s=first - sent_at if first is not None and relayed.num_chunks else None,
+        )
+
+    def _is_past(self, deadline: float | None) -> bool:
+        """Timers may fire a little early: what is as good as past is past."""
+        return deadline is not None and self._parts.clock() >= deadline - 0.005
+
+
+def _queue_comment(holder: TurnHolder) -> bytes:
+    place = holder.place()
+    if place is None:
+        return keep_alive()
+    return sse.comment(f"queued position={place[0]} eta_ms={round(place[1] * 1000)}")
+
+
+def _caps(tenant: Tenant, query: RouteQuery) -> CapLimits:
+    cap = tenant.limits.batch_cap
+    per_replica = None if cap is None else cap.get(query.lane)
+    return NO_CAPS if per_replica is None else CapLimits(per_replica=per_replica)
+
+
+def deadline_passed() -> Refused:
+    """504: the client's own deadline is over."""
+    message = "the deadline has passed"
+    return Refused(message, code="deadline", status=504, retry_after_s=None, outcome=Outcome.TIMED_OUT)
+
+
+def _sooner(last: ReplicaError | None, error: ReplicaError) -> ReplicaError:
+    """Which failure to tell: of several busy replicas the one that asks for the shortest wait, else the latest."""
+    if last is None or last.fault is not Fault.BACKPRESSURE or error.fault is not Fault.BACKPRESSURE:
+        return error
+    return min(last, error, key=lambda one: one.retry_after_s or 0.0)

@@ -1,0 +1,50 @@
+"""What the path of a request is made of: the parts of the process, and one request on its way."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from engines.contract import Headers
+from gateway.admission import Dispatch
+from gateway.answer import ClientAnswer
+from gateway.auth import Directory
+from gateway.fleet import Fleet
+from gateway.models import ModelTable
+from gateway.recorder import Recorder
+from gateway.settings import Settings
+from gateway.sink import ClientSink, Incoming
+from gateway.story import Story
+from policies.output_estimate import OutputEstimates
+from policies.quota import Quotas
+from policies.retry import RetryBudget
+from routing.router import Router
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What the lifecycle works with; `app.py` makes them. `clock`: monotonic seconds, `unix`: Unix seconds."""
+
+    settings: Settings
+    directory: Directory
+    models: ModelTable
+    quotas: Quotas
+    router: Router
+    dispatch: Dispatch
+    fleet: Fleet
+    retries: RetryBudget
+    outputs: OutputEstimates
+    recorder: Recorder
+    clock: Callable[[], float]
+    unix: Callable[[], float]
+
+
+@dataclass(slots=True)
+class Call:
+    """One request on its way: what came, where the answer goes, and what has happened so far."""
+
+    incoming: Incoming
+    sink: ClientSink
+    answer: ClientAnswer
+    headers: Headers
+    story: Story
+    deadline: float | None = None
+    traceparent: str | None = None

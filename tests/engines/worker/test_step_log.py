@@ -1,0 +1,58 @@
+"""The step log: what is in it, what is not, and that it is bounded."""
+
+import pytest
+
+from engines.core.outlook import StepOutlook, StepRecord
+from engines.core.plan import Row, StepPlan
+from engines.step_cost import StepCost
+from engines.worker.loaded import CannotStart, load_engine
+from engines.worker.step_log import LoggedRow, StepLog, read_step_log
+from policies.lane import Lane
+from tests.engines.worker.scripted import fake_options
+
+
+def record(number=1, tokens=(987654,)):
+    rows = (Row(3, 10, tokens, samples=True), Row(4, 0, (11, 12), samples=False))
+    outlook = StepOutlook((Lane.INTERACTIVE, Lane.BULK), StepCost(0.01, 0.001, 0.0001), 0.02, 0.011, 0.03, 2, True)
+    return StepRecord(StepPlan(number, (), rows), outlook, 0.025)
+
+
+def test_a_step_can_be_read_back(tmp_path):
+    """All that is needed to check the objective, and no token of anybody's prompt."""
+    log = StepLog(tmp_path / "steps")
+    log.write(record())
+    log.close()
+    log.close()
+    (step,) = read_step_log(tmp_path / "steps")
+    assert step.rows == [LoggedRow("interactive", 10, 1, True), LoggedRow("bulk", 0, 2, False)]
+    assert (step.step, step.cost, step.seconds) == (1, (0.01, 0.001, 0.0001), 0.025)
+    assert (step.modelled_s, step.modelled_urgent_s, step.objective_s) == (0.02, 0.011, 0.03)
+    assert (step.bulk_left_out, step.is_lifted) == (2, True)
+    assert "987654" not in (tmp_path / "steps").read_text()
+
+
+def test_the_log_keeps_the_newest_steps_in_two_files(tmp_path):
+    """A worker that runs for months must not fill a disk."""
+    log = StepLog(tmp_path / "steps", max_bytes=2000)
+    for number in range(100):
+        log.write(record(number))
+    log.close()
+    old, new = read_step_log(tmp_path / "steps.1"), read_step_log(tmp_path / "steps")
+    numbers = [step.step for step in (*old, *new)]
+    assert numbers == list(range(numbers[0], 100))
+    assert 4 < len(numbers) < 20
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["steps", "steps.1"]
+
+
+async def test_a_service_logs_its_steps_and_closes_the_file(make_service, tmp_path):
+    """The option reaches the engine; the file ends with the service."""
+    service = make_service(step_log=tmp_path / "steps")
+    service.close()
+    assert read_step_log(tmp_path / "steps") == []
+    assert "bytes=0" in repr(service.loaded.step_log)
+
+
+def test_a_log_that_cannot_be_written_is_said_at_start(tmp_path):
+    """With the path, and not in the first step."""
+    with pytest.raises(CannotStart, match="No such file"):
+        load_engine(fake_options(step_log=tmp_path / "none" / "steps"))
