@@ -10,33 +10,18 @@ from types import TracebackType
 
 from gateway.errors import Refused
 from gateway.model_queue import Absent, MarketRules, ModelQueue, Turn, Waiting
-from gateway.outcome import Outcome
 from gateway.settings import LanesSection
-from policies.caps import Caps
+from gateway.turned_away import NoTurn, no_seats, queue_full, queue_timeout, shed, stopping
+from policies.caps import CapLimits, Caps
 from policies.entry import Entry
 from policies.fair_queue import FairQueue
 from policies.fair_settings import FairSettings, LaneRule
 from policies.lane import Lane
 from policies.leases import Holdings
-from policies.saturation import Saturation, SaturationSettings, Shed, TooLate
-from routing.decision import Absence, NoReplica
+from policies.saturation import Saturation, SaturationSettings
 from routing.router import Router
 
 RECHECK_S = 0.25  # chosen: how often waiting requests look again for what no event announces (a breaker's end)
-
-
-class NoTurn(Refused):
-    """There is no replica to wait for."""
-
-    def __init__(self, absence: NoReplica) -> None:
-        retry_after_s = absence.retry_after_s or (1.0 if absence.reason is Absence.UNKNOWN_MODEL else None)
-        super().__init__(
-            absence.reason.value,
-            code="no_replica_" + absence.reason.name.lower(),
-            status=503,
-            retry_after_s=retry_after_s,
-            outcome=Outcome.SHED,
-        )
 
 
 class Dispatch:
@@ -54,8 +39,7 @@ class Dispatch:
         self._router = router
         self._lanes = lanes
         self._clock = clock
-        pinned = {lane: lanes.of(lane).labels for lane in Lane if lanes.of(lane).labels}
-        self._rules = MarketRules(pinned, kv_used_ratio, holdings)
+        self._rules = MarketRules(kv_used_ratio, holdings)
         self._fair = _fair_settings(lanes)
         self._saturation = _saturation_settings(lanes)
         self._caps = Caps(holdings, self._on_give_back)
@@ -73,6 +57,16 @@ class Dispatch:
     def num_turns(self) -> int:
         """Turns given and not ended."""
         return sum(queue.num_turns for queue in self._models.values())
+
+    def statistics(self) -> dict[str, int]:
+        """All zero when quiescent. `holds`: parts of tenants' caps. `in_flight`: requests whose charge is not settled."""
+        in_flight = sum(queue.queue.in_flight(lane) for queue in self._models.values() for lane in Lane)
+        return {
+            "waiting": self.num_waiting,
+            "turns": self.num_turns,
+            "holds": self._caps.num_holds,
+            "in_flight": in_flight,
+        }
 
     def cost(self, uncached_tokens: float, output_tokens: float) -> float:
         """What a request costs in weighted tokens."""
@@ -104,12 +98,23 @@ class Dispatch:
         self._arm_recheck()
 
     def wake_caps(self) -> None:
-        """A tenant's caps changed or were leased: those that waited for them are asked again."""
+        """Caps were leased: those that waited for them are asked again."""
+        self._caps.granted()
         for queue in self._models.values():
-            for tenant, lane in self._caps.granted():
-                queue.queue.wake_flow(tenant, lane)
             queue.queue.wake(with_capped=True)
         self.wake()
+
+    def recap(self, caps_of: Callable[[str, Lane], CapLimits | None]) -> None:
+        """Limits changed: whoever waits is under its tenant's new caps, or its old ones where `caps_of` knows none."""
+        now = self._clock()
+        for queue in self._models.values():
+            for entry in queue.queue.entries():
+                waiting: Waiting = entry.request
+                waiting.caps = caps_of(entry.tenant, entry.lane) or waiting.caps
+                if waiting.caps.per_replica == 0:
+                    queue.leave(entry, now)
+                    _refuse(entry, no_seats(entry.lane))
+        self.wake_caps()
 
     def close(self) -> None:
         """The gateway stops: whoever waits is refused, and so is whoever comes."""
@@ -118,14 +123,16 @@ class Dispatch:
         for queue in self._models.values():
             for entry in queue.queue.entries():
                 queue.leave(entry, now)
-                _refuse(entry, _stopping())
+                _refuse(entry, stopping())
 
     def enter(self, entry: Entry) -> "asyncio.Future[Turn]":
         """Queue a request and serve its model: the future is often done when this returns. Raises `Refused`."""
         if self._is_closed:
-            raise _stopping()
+            raise stopping()
         now = self._clock()
         waiting: Waiting = entry.request
+        if waiting.caps.per_replica == 0:
+            raise no_seats(entry.lane)
         queue = self._queue(waiting.query.model)
         granted: asyncio.Future[Turn] = asyncio.get_running_loop().create_future()
         waiting.ticket = granted
@@ -135,11 +142,11 @@ class Dispatch:
             depth = queue.queue.depth(entry.lane)
             if not is_queued or depth > self._lanes.of(entry.lane).queue:  # those who find a seat at once never waited
                 queue.leave(entry, now)
-                raise _queue_full(entry.lane, depth, queue.saturation.retry_after_s(entry.lane, depth, now))
+                raise queue_full(entry.lane, depth, queue.saturation.retry_after_s(entry.lane, depth, now))
             refusal = queue.refusal(entry, now)
             if refusal is not None:
                 queue.leave(entry, now)
-                raise _shed(refusal, has_deadline=waiting.has_deadline)
+                raise shed(refusal, has_deadline=waiting.has_deadline)
             self._arm_recheck()
         return granted
 
@@ -175,7 +182,7 @@ class Dispatch:
         now = self._clock()
         if now >= queue.queue.due_at:
             for entry in queue.expire(now):
-                _refuse(entry, _queue_timeout(now - entry.since))
+                _refuse(entry, queue_timeout(now - entry.since))
         for found in queue.turns(now):
             if isinstance(found, Absent):
                 _refuse(found.entry, NoTurn(found.reason))
@@ -263,32 +270,3 @@ def _fair_settings(lanes: LanesSection) -> FairSettings:
 
 def _saturation_settings(lanes: LanesSection) -> SaturationSettings:
     return SaturationSettings(max_wait_s={lane: lanes.of(lane).max_wait_s for lane in Lane})
-
-
-def _queue_full(lane: Lane, depth: int, retry_after_s: float) -> Refused:
-    message = f"the {lane.value} lane is full: {depth - 1} requests are waiting"
-    return Refused(message, code="queue_full", status=429, retry_after_s=retry_after_s)
-
-
-def _queue_timeout(waited_s: float) -> Refused:
-    return Refused(
-        f"no seat became free within {waited_s:.3g} s",
-        code="queue_timeout",
-        status=503,
-        retry_after_s=1.0,
-        outcome=Outcome.SHED,
-    )
-
-
-def _shed(refusal: Shed | TooLate, *, has_deadline: bool) -> Refused:
-    if isinstance(refusal, TooLate) and has_deadline:
-        message = f"the deadline cannot be met: the wait for a seat is about {refusal.wait_s:.3g} s"
-        return Refused(
-            message, code="deadline", status=504, retry_after_s=refusal.retry_after_s, outcome=Outcome.TIMED_OUT
-        )
-    message = f"the {refusal.lane.value} lane is shed to protect the lanes above it"
-    return Refused(message, code="shed", status=503, retry_after_s=refusal.retry_after_s, outcome=Outcome.SHED)
-
-
-def _stopping() -> Refused:
-    return Refused("the gateway is stopping", code="stopping", status=503, retry_after_s=1.0, outcome=Outcome.STOPPED)

@@ -18,6 +18,7 @@ from cache_affinity.ratio import TokenRatios
 from gateway.admission import Dispatch
 from gateway.api.discovery import Discovery, problem_response
 from gateway.asgi import InferenceRoute
+from gateway.attempts import caps_of
 from gateway.auth import Directory
 from gateway.control import Control, gauges, statistics
 from gateway.errors import BUG, Problem
@@ -26,10 +27,12 @@ from gateway.hot import hot_protocol
 from gateway.lifecycle import Lifecycle
 from gateway.models import ModelTable
 from gateway.parts import Parts
+from gateway.peers import Peers
 from gateway.recorder import Recorder
 from gateway.request import Surface
 from gateway.settings import Settings
 from observability.metrics import Metrics
+from policies.caps import CapLimits
 from policies.lane import Lane
 from policies.output_estimate import OutputEstimates
 from policies.quota import Quotas
@@ -46,27 +49,30 @@ SHADOW_KEEP_S = 3600.0  # chosen: a prefix nobody used for an hour is forgotten;
 class Gateway:
     """One gateway process's parts, its data plane app and its control app."""
 
-    def __init__(self, settings: Settings, store: Store) -> None:
+    def __init__(self, settings: Settings, store: Store, peers: Peers | None = None) -> None:
+        """`peers`: the other gateways, where there may be some; call `dispatch.wake_caps` when they leave more."""
         self.settings = settings
+        self._peers = peers
         self._is_draining = False
         reserved = {lane: settings.lanes.of(lane).reserved_seats for lane in Lane}
         pool = ReplicaPool(PoolSettings(reserved_seats=reserved))
         router = Router(pool, TokenRatios())
         fleet = Fleet(settings, pool, time.monotonic, self._on_fleet_change)
-        dispatch = Dispatch(router, settings.lanes, time.monotonic, kv_used_ratio=fleet.kv_used_ratio)
+        dispatch = Dispatch(router, settings.lanes, time.monotonic, holdings=peers, kv_used_ratio=fleet.kv_used_ratio)
         models = ModelTable(settings.models, fleet.models)
         self.metrics = Metrics(models.names, gauges(lambda: self.parts))
         self.parts = Parts(
             settings=settings,
-            directory=Directory(store),
+            directory=Directory(store, self._on_directory_change),
             models=models,
-            quotas=Quotas(),
+            quotas=Quotas(peers.share) if peers is not None else Quotas(),
             router=router,
             dispatch=dispatch,
             fleet=fleet,
             retries=RetryBudget(settings.retries.budget_ratio),
             outputs=OutputEstimates(),
             recorder=Recorder(self.metrics),
+            peers=peers,
             clock=time.monotonic,
             unix=time.time,
         )
@@ -76,10 +82,21 @@ class Gateway:
     def _on_fleet_change(self) -> None:
         self.parts.dispatch.wake()
 
+    def _on_directory_change(self) -> None:
+        self.parts.dispatch.recap(self._caps_of)
+
+    def _caps_of(self, project_id: str, lane: Lane) -> CapLimits | None:
+        tenant = self.parts.directory.tenant(project_id)
+        return None if tenant is None else caps_of(tenant, lane)
+
     def is_ready(self) -> bool:
         """Whether a request could be served: not stopping, and every model has a ready replica."""
         pool = self.parts.router.pool
         return not self._is_draining and bool(len(pool)) and all(map(self._has_ready, pool.models()))
+
+    def is_degraded(self) -> bool:
+        """Whether the shared store is away: requests are served, but with this gateway's part of the seats alone."""
+        return self._peers is not None and self._peers.is_degraded
 
     def _has_ready(self, model: str) -> bool:
         return any(replica.state is ReplicaState.READY for replica in self.parts.router.pool.of_model(model))
@@ -93,7 +110,7 @@ class Gateway:
         parts = self.parts
         limit = self._max_body_bytes()
         inference = InferenceRoute(self.lifecycle.serve, limit, too_large(limit))
-        discovery = Discovery(parts.directory, parts.models, self.is_ready, parts.unix)
+        discovery = Discovery(parts.directory, parts.models, self.is_ready, parts.unix, self.is_degraded)
         return Starlette(
             routes=[
                 *(Route(surface.value, inference, methods=["POST"]) for surface in Surface),

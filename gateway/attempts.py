@@ -4,12 +4,13 @@ Before the first content another replica may be tried, after it never. What an a
 before its turn ends.
 """
 
+import asyncio
 from dataclasses import replace
 from functools import partial
 
 from engines.contract import Fault, ReplicaError, Steering, UpstreamExchange
 from gateway import sse
-from gateway.admission import NoTurn, TurnHolder
+from gateway.admission import TurnHolder
 from gateway.answer import keep_alive
 from gateway.errors import Refused
 from gateway.model_queue import NO_CAPS, Turn, Waiting
@@ -18,8 +19,10 @@ from gateway.parts import Call, Parts
 from gateway.relay import Relay, Relayed, WholeRelay
 from gateway.request import InferenceRequest
 from gateway.streaming import StreamRelay
+from gateway.turned_away import NoTurn
 from policies.caps import CapLimits
 from policies.entry import Entry
+from policies.lane import Lane
 from policies.tenant import Tenant
 from routing.query import RouteQuery
 
@@ -74,7 +77,7 @@ class Attempts:
         return Entry(
             tenant.project_id,
             lane,
-            Waiting(query, _caps(tenant, query), has_deadline=deadline == call.deadline),
+            Waiting(query, caps_of(tenant, lane), has_deadline=deadline == call.deadline),
             weight=tenant.limits.weight,
             output_tokens=self._parts.outputs.expected(tenant.project_id, lane, query.max_output_tokens),
             deadline=deadline,
@@ -107,6 +110,9 @@ class Attempts:
             if error.fault is Fault.TIMEOUT and relay.relayed.first_content_at is None and self._is_past(call.deadline):
                 raise deadline_passed() from None  # the client's own haste says nothing of the replica
             parts.router.observe_failure(turn.lease, error.fault, parts.clock(), retry_after_s=error.retry_after_s)
+            raise
+        except asyncio.CancelledError:
+            turn.cost = self._cost(turn, relay.relayed)  # leaving early is no discount
             raise
         else:
             self._settle(turn, relayed, sent_at)
@@ -180,9 +186,10 @@ def _queue_comment(holder: TurnHolder) -> bytes:
     return sse.comment(f"queued position={place[0]} eta_ms={round(place[1] * 1000)}")
 
 
-def _caps(tenant: Tenant, query: RouteQuery) -> CapLimits:
+def caps_of(tenant: Tenant, lane: Lane) -> CapLimits:
+    """What the tenant's limits say of its seats in the lane."""
     cap = tenant.limits.batch_cap
-    per_replica = None if cap is None else cap.get(query.lane)
+    per_replica = None if cap is None else cap.get(lane)
     return NO_CAPS if per_replica is None else CapLimits(per_replica=per_replica)
 
 

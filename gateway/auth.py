@@ -7,7 +7,7 @@ for as long as that lasts: a revocation made meanwhile could not have been writt
 
 import asyncio
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from enum import Enum
 
@@ -64,11 +64,16 @@ _FAULTS = {fault: _FAILURES[AuthFailureKind(fault.value)] for fault in Credentia
 
 
 class Directory:
-    """Every key that may call, as of the last refresh. Empty, so that nobody is let in, until the first `refresh`."""
+    """Every key that may call, as of the last refresh. Empty, so that nobody is let in, until the first `refresh`.
 
-    def __init__(self, store: Store) -> None:
+    `on_change`: called when what the store holds has changed and is in force.
+    """
+
+    def __init__(self, store: Store, on_change: Callable[[], None] = lambda: None) -> None:
         self._store = store
+        self._on_change = on_change
         self._principals: Principals = {}
+        self._tenants: dict[str, Tenant] = {}
         self._revision: int | None = None
         self._read_at = float("-inf")
         self._refreshing = asyncio.Lock()
@@ -101,9 +106,8 @@ class Directory:
         return principal
 
     def tenant(self, project_id: str) -> Tenant | None:
-        """The project as a tenant, if it has a key that may call. Looks through all keys: not for every request."""
-        tenants = (principal.tenant for principal in self._principals.values())
-        return next((tenant for tenant in tenants if tenant.project_id == project_id), None)
+        """The project as a tenant, if it has a key that may call."""
+        return self._tenants.get(project_id)
 
     async def refresh(self) -> bool:
         """Whether the store had changed; what changed before this call is in force when it returns.
@@ -119,6 +123,8 @@ class Directory:
                 for subject, fault in built.closed:
                     log.error("directory.limits_unusable", subject=subject, fault=fault)
                 self._principals, self._revision = built.principals, snapshot.revision
+                self._tenants = built.tenants
+                self._on_change()
             self._read_at = time.monotonic()
             return changed
 

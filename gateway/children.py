@@ -14,11 +14,22 @@ from observability import logs
 
 
 class Children:
-    """All child processes of one run. `on_failure`: called with a sentence when a first start is hopeless."""
+    """All child processes of one run.
 
-    def __init__(self, launch: Launch, sockets: Path, on_failure: Callable[[str], None]) -> None:
+    `on_failure`: called with a sentence when a first start is hopeless. `on_death`: called with the id of its leases
+    when a gateway that had some has ended.
+    """
+
+    def __init__(
+        self,
+        launch: Launch,
+        sockets: Path,
+        on_failure: Callable[[str], None],
+        on_death: Callable[[str], None] = lambda _gateway: None,
+    ) -> None:
         self._log = logs.get()
         self._on_failure = on_failure
+        self._on_death = on_death
         self._models = {worker.name: worker.model for worker in launch.workers}
         self._gateways: dict[Path, Supervised] = {}
         for number in range(1, launch.settings.gateway.processes + 1):
@@ -37,6 +48,11 @@ class Children:
         """The port that the gateways announced, 0 before any was ready."""
         ready = next(iter(self._gateways.values())).last_ready
         return announced_port(ready) if ready is not None else 0
+
+    @property
+    def are_gateways_ready(self) -> bool:
+        """Whether every gateway process is."""
+        return all(gateway.state is ChildState.READY for gateway in self._gateways.values())
 
     @property
     def worker_names(self) -> frozenset[str]:
@@ -80,11 +96,17 @@ class Children:
                 self.fleet.gateway_started()
             case Lost(was_ready=True):
                 self.fleet.gateway_lost()
+                self._tell_of_death(event.name)
             case Lost(reason=reason) if not self.has_started:
                 self._on_failure(f"the gateway does not start: {reason}")
             case _:
                 pass
         self._record("gateway", event)
+
+    def _tell_of_death(self, name: str) -> None:
+        dead = next(gateway for gateway in self._gateways.values() if gateway.spec.name == name)
+        if dead.last_ready is not None and (leases := dead.last_ready.get("gateway")):
+            self._on_death(leases)
 
     def _on_worker(self, event: Event) -> None:
         match event:

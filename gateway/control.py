@@ -140,16 +140,21 @@ class Control:
             raise ClientError("no project of this id has a key", param="project_id", status=404, code="not_found")
         model = self._parts.models.resolve(request.model, tenant)
         key = prefix_key(model, tenant.cache_salt, request.segments, home_segments=request.home_segments)
-        return RouteQuery(model, key, Lane(asked.lane), tenant.project_id, request.max_output_tokens or 0)
+        lane = Lane(asked.lane)
+        labels = self._parts.settings.lanes.labels_of(lane)
+        return RouteQuery(model, key, lane, tenant.project_id, request.max_output_tokens or 0, labels=labels)
 
 
 def statistics(parts: Parts, lifecycle: Lifecycle) -> dict[str, object]:
     """What is held now. `in_flight` is all zero when the process is quiescent."""
     pool = parts.router.pool.statistics()
+    leased = {"leased_units": parts.peers.statistics()["units_in_use"]} if parts.peers is not None else {}
     return {
         "in_flight": {
+            **leased,
             "requests": lifecycle.num_in_flight,
             "queued": parts.dispatch.num_waiting,
+            "turns": parts.dispatch.num_turns,
             "leases": pool.num_leases,
             "reservations": parts.quotas.num_reservations,
             "relaying": lifecycle.num_relaying,
@@ -169,6 +174,9 @@ def gauges(parts: Callable[[], Parts]) -> Callable[[], GaugeRows]:
         now = parts()
         for model, lane, depth in now.dispatch.depths():
             yield "warmlane_queue_depth", {"model": model, "lane": lane.value}, depth
+        if now.peers is not None:
+            yield "warmlane_gateways", {}, now.peers.num_gateways
+            yield "warmlane_gateways_degraded", {}, now.peers.is_degraded
         loads = dict(now.fleet.loads())
         for replica in now.router.pool.statistics().replicas:
             label = {"replica": replica.name}

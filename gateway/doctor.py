@@ -17,11 +17,11 @@ from pathlib import Path
 
 from engines.hardware import Hardware, best_engine, detect, threads_per_worker
 from engines.launch.demo_model import DEMO_MODEL_NAME, DEMO_PACKAGE
-from gateway.home import Home, HomeError, store_path
+from gateway.home import Home, HomeError
 from gateway.ports import PortUnusable, check_port
 from gateway.settings import ConfigError, Settings, WorkerSection, load
+from gateway.stores import is_made, opened, store_name
 from gateway.worker_plan import needs_demo_model, wanted_workers
-from policies.sqlite_store import SqliteStore
 from policies.store import StoreError
 
 LIBRARIES = ("cffi", "httptools", "msgspec", "starlette", "tiktoken", "uvicorn", "uvloop", "xllamacpp", "xxhash")
@@ -139,14 +139,14 @@ def check_config(patient: Patient) -> Iterator[Finding]:
             yield Finding("config", Health.BROKEN, line.strip())
         return
     try:
-        store_path(patient.settings.store.url, patient.home.path)
-    except ConfigError as error:
+        store_name(patient.settings.store, patient.home.path)
+    except (ConfigError, StoreError) as error:
         yield Finding("config", Health.BROKEN, str(error))
         return
     settings = patient.settings
-    yield Finding(
-        "config", Health.OK, f"sound: {len(settings.workers)} [[workers]], {len(settings.replicas)} [[replicas]]"
-    )
+    counts = f"{len(settings.workers)} [[workers]], {len(settings.replicas)} [[replicas]]"
+    processes = settings.gateway.processes
+    yield Finding("config", Health.OK, f"sound: {counts}, {processes} gateway process{'es' if processes > 1 else ''}")
 
 
 def check_models(patient: Patient) -> Iterator[Finding]:
@@ -203,16 +203,17 @@ def check_ports(patient: Patient) -> Iterator[Finding]:
 async def check_store(patient: Patient) -> list[Finding]:
     """Whether the store can be read."""
     try:
-        path = store_path(patient.settings.store.url, patient.home.path)
-        if not path.exists():
-            return [Finding("store", Health.OK, f"{path} is made at the first start")]
-        async with await SqliteStore.open(path) as store:
+        section, home = patient.settings.store, patient.home.path
+        name = store_name(section, home)
+        if not await is_made(section, home):
+            return [Finding("store", Health.OK, f"{name} is made at the first start")]
+        async with opened(section, home) as store:
             snapshot = await store.snapshot()
     except (StoreError, ConfigError) as error:
         return [Finding("store", Health.BROKEN, str(error))]
     now = time.time()
     keys = [key for key in snapshot.keys if key.expires_at is None or key.expires_at > now]
-    detail = f"{path}: {len(snapshot.organizations)} organisations, {len(snapshot.projects)} projects, {len(keys)} keys"
+    detail = f"{name}: {len(snapshot.organizations)} organisations, {len(snapshot.projects)} projects, {len(keys)} keys"
     return [Finding("store", Health.OK, detail)]
 
 

@@ -32,12 +32,17 @@ def home_path(home: Path | None, environment: Mapping[str, str]) -> Path:
 
 
 def store_path(url: str, home: Path) -> Path:
-    """The SQLite file of `[store] url` (`sqlite:///relative`, `sqlite:////absolute`, empty: in the home folder)."""
+    """The SQLite file of `[store] url` (`sqlite:///relative`, `sqlite:////absolute`, empty: in the home folder).
+
+    Raises `ConfigError` for every other URL.
+    """
     if not url:
         return home / "warmlane.sqlite3"
     scheme, separator, path = url.partition(":///")
     if scheme != "sqlite" or not separator or not path:
-        raise ConfigError("store.url: this version keeps its store in SQLite; write it as sqlite:///path/to/file")
+        raise ConfigError(
+            "store.url: write it as sqlite:///path/to/file, redis://host:port/db or rediss://host:port/db"
+        )
     return Path(path)
 
 

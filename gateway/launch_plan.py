@@ -45,7 +45,7 @@ class Launch:
         def command(last: ReadyLine | None) -> list[str]:
             port = announced_port(last) if last is not None else self.settings.gateway.port
             config = ["--config", str(self.config)] if self.config is not None else []
-            where = ["--control", str(socket), "--port", str(port)]
+            where = ["--control", str(socket), "--port", str(port), "--number", str(number)]
             return [sys.executable, "-m", "gateway.process", *config, "--home", str(self.home.path), *where]
 
         grace_s = self.settings.gateway.drain_s + _AFTER_DRAIN_S

@@ -92,7 +92,14 @@ class Lifecycle:
         call.deadline = read_deadline(call.incoming)
         call.traceparent = read_traceparent(call.incoming)
         key = prefix_key(model, principal.tenant.cache_salt, request.segments, home_segments=request.home_segments)
-        query = RouteQuery(model, key, lane, principal.tenant.project_id, request.max_output_tokens or 0)
+        query = RouteQuery(
+            model,
+            key,
+            lane,
+            principal.tenant.project_id,
+            request.max_output_tokens or 0,
+            labels=self._parts.settings.lanes.labels_of(lane),
+        )
         num_headers = len(call.headers)
         with self._reserve(principal, lane, call.headers) as reservation:
             if request.is_streaming:

@@ -5,8 +5,8 @@ given when an entry, a replica and a seat are found together; ending it gives ba
 tenant what the request really cost.
 """
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 
 from policies.caps import CapLimits, Caps, Hold
 from policies.entry import Entry, Picked
@@ -24,24 +24,24 @@ from routing.replica import ReplicaState
 from routing.router import Router
 
 NO_CAPS = CapLimits()
+MOST_NEAR = 4  # chosen: with more replicas free, seats are not what is scarce
+_OF_THE_FLOW = {Rejection.BARRED, Rejection.NOT_ALLOWED, Rejection.NOT_LABELLED}  # another flow may have room there
 
 
 @dataclass(frozen=True, slots=True)
 class MarketRules:
-    """What holds for every model. `pinned`: labels a replica needs to take a lane's requests.
+    """What holds for every model. `kv_used_ratio`: what a replica, by name, last said of its KV cache, 0..1.
 
-    `kv_used_ratio`: what a replica, by name, last said of its KV cache, 0..1. `holdings`: the units leased among
-    gateways, None when all are ours.
+    `holdings`: the units leased among gateways, None when all are ours.
     """
 
-    pinned: Mapping[Lane, Mapping[str, str]] = field(default_factory=dict)
     kv_used_ratio: Callable[[str], float] = lambda _name: 0.0
     holdings: Holdings | None = None
 
 
 @dataclass(slots=True, eq=False)
 class Waiting:
-    """What an entry waits for. `caps`: its tenant's in its lane. `has_deadline`: the client's, not only the lane's.
+    """What an entry waits for. `caps`: its tenant's in its lane, as they are now. `has_deadline`: the client's own.
 
     `ticket`: the caller's own.
     """
@@ -122,6 +122,8 @@ class ModelQueue:
 
     def enter(self, entry: Entry, now: float) -> QueueFull | None:
         """Let an entry wait, last in its flow; `entry.request` is a `Waiting`."""
+        if self.queue or not self._roomy(entry.lane):  # else it is served at once and nobody asks where it belongs
+            entry.home = self._router.home(entry.request.query)
         full = self.queue.push(entry, now)
         if full is None:
             self.saturation.rate(entry.lane).arrived(now)
@@ -133,14 +135,14 @@ class ModelQueue:
         if place is None:
             return None
         return self.saturation.refusal(
-            entry.lane, self.load(now), in_lane=place.in_lane, deadline=entry.deadline, now=now
+            entry.lane, self.load(entry.lane, now), in_lane=place.in_lane, deadline=entry.deadline, now=now
         )
 
     def turns(self, now: float) -> Iterator[Turn | Absent]:
         """Every turn that can be given now, and every entry that waits in vain, one after the other."""
         self._now = now
         while self.queue:
-            picked = self.queue.pick(self._offer, now)
+            picked = self.queue.pick(self._offer, now, self._near())
             yield from self._take_absences(now)
             if picked is None:
                 if not self.queue.is_scan_unfinished:
@@ -162,6 +164,11 @@ class ModelQueue:
         turn.lease.end()
         turn.hold.give_back()
         self._give_back_units(turn.units)
+        if self._unleased and turn.units:  # what this replica's lease lacked may have come back just now
+            chosen = turn.decision.chosen
+            self._unleased = {one: None for one in self._unleased if one[0] != chosen}
+        if turn.units:
+            self._unbar(turn.decision.chosen)
         self.queue.settle(turn.picked, turn.cost, now)
         self.queue.wake()
 
@@ -190,15 +197,27 @@ class ModelQueue:
         place = self.queue.place_of(entry)
         return None if place is None else (place, self.saturation.wait_s(entry.lane, place.in_lane, now))
 
-    def load(self, now: float) -> Load:
-        """How the model stands, over its ready replicas."""
+    def load(self, lane: Lane, now: float) -> Load:
+        """How the model stands for a lane, over its ready replicas: seats it may not take count as used."""
         ready = [one for one in self._pool.of_model(self.model) if one.state is ReplicaState.READY]
         all_seats = sum(replica.spec.seats for replica in ready)
-        used = sum(min(replica.num_in_flight, replica.spec.seats) for replica in ready)
+        used = sum(replica.num_in_flight if replica.has_seat(lane) else replica.spec.seats for replica in ready)
         kv_used = sum(self._rules.kv_used_ratio(replica.name) for replica in ready)
         oldest = {lane: self.queue.oldest_since(lane) for lane in Lane}
         waited = {lane: now - since if since is not None else 0.0 for lane, since in oldest.items()}
         return Load(used / all_seats if all_seats else 1.0, kv_used / len(ready) if ready else 0.0, waited)
+
+    def _roomy(self, lane: Lane) -> bool:
+        return any(one.state is ReplicaState.READY and one.has_seat(lane) for one in self._pool.of_model(self.model))
+
+    def _near(self) -> list[str]:
+        """The replicas with room, if they are few: then those whose prefix is there should be asked first."""
+        free = [
+            one.name
+            for one in self._pool.of_model(self.model)
+            if one.state is ReplicaState.READY and one.has_seat(Lane.INTERACTIVE)
+        ]
+        return free if len(free) <= MOST_NEAR else []
 
     @property
     def _pool(self) -> ReplicaPool:
@@ -211,7 +230,7 @@ class ModelQueue:
         if caps is not NO_CAPS and not self._caps.can_take(entry.tenant, entry.lane, caps):
             return NoRoom.CAPPED
         query = waiting.query
-        barred = self._barred(entry, caps, lane)
+        barred = self._barred(entry, caps)
         if barred or lane is not query.lane:
             query = replace(query, lane=lane, barred=barred)
         decision = self._router.route(query, self._now)
@@ -223,43 +242,42 @@ class ModelQueue:
             return NoRoom.ENTRY
         return _no_room(decision)
 
-    def _barred(self, entry: Entry, caps: CapLimits, lane: Lane) -> frozenset[str]:
-        """Replicas that have no seat for this tenant in this lane: by its cap, by a lease, by the lane's labels."""
-        labels = self._rules.pinned.get(entry.lane)
-        if caps.per_replica is None and not self._unleased and not labels:
+    def _barred(self, entry: Entry, caps: CapLimits) -> frozenset[str]:
+        """Replicas that have no seat for this tenant in the lane it is served as: by its cap, or by a lease."""
+        if caps.per_replica is None and not self._unleased:
             return frozenset()
         return frozenset(
             replica.name
             for replica in self._pool.of_model(self.model)
-            if (replica.name, lane.rank) in self._unleased
-            or (labels and not labels.items() <= replica.spec.labels.items())
+            if (replica.name, entry.served_as.rank) in self._unleased
             or not self._caps.can_take(entry.tenant, entry.lane, caps, replica.name)
         )
 
     def _turn(self, picked: Picked, now: float) -> Turn | None:
-        """Make a pick real, or put it back where a seat, a cap or a lease was gone in between."""
+        """Make a pick real, or put it back where a seat, a cap or a lease was gone in between.
+
+        The pool comes last: it notes the prompt as being on the replica, where a refused one never goes.
+        """
         decision: RouteDecision = picked.offer.payload
         waiting: Waiting = picked.entry.request
-        lease = self._pool.lease(decision, now)
-        if lease is None:
-            self.queue.put_back(picked)
-            return None
         hold = self._caps.take(picked.entry.tenant, picked.entry.lane, waiting.caps, decision.chosen, now)
         units = self._take_units(decision, now) if hold is not None else None
-        if hold is None or units is None:
-            lease.end()
-            if hold is not None:
-                hold.give_back()
-            self.queue.put_back(picked)
-            return None
-        return Turn(picked, decision, lease, hold, units)
+        lease = self._pool.lease(decision, now) if units is not None else None
+        if hold is not None and units is not None and lease is not None:
+            return Turn(picked, decision, lease, hold, units)
+        if units is not None:
+            self._give_back_units(units)
+        if hold is not None:
+            hold.give_back()
+        self.queue.put_back(picked)
+        return None
 
     def _take_units(self, decision: RouteDecision, now: float) -> tuple[str, ...] | None:
         """The leased seats of a decision, None if the lease refused one; the replica is then barred until a raise."""
         if self._rules.holdings is None:
             return ()
         replica = self._pool.get(decision.chosen)
-        assert replica is not None, "a replica that was just leased is in the pool"
+        assert replica is not None, "a replica that was just chosen is in the pool"
         taken: list[str] = []
         for resource, limit in seats(decision.chosen, decision.lane, replica.seat_limits):
             if not self._rules.holdings.try_take(resource, limit, now, waiting=len(self.queue) + 1):
@@ -274,6 +292,11 @@ class ModelQueue:
             for resource in units:
                 self._rules.holdings.give_back(resource)
 
+    def _unbar(self, name: str) -> None:
+        """A unit of the replica is ours again: the lease is asked again for it."""
+        for lane in Lane:
+            self._unleased.pop((name, lane.rank), None)
+
     def _take_absences(self, now: float) -> Iterator[Absent]:
         absences, self._absences = self._absences, {}
         for entry, reason in absences.items():
@@ -284,6 +307,6 @@ class ModelQueue:
 def _no_room(full: Full) -> NoRoom:
     """How wide the lack of a seat is: for the whole lane, for this tenant, or for this request alone."""
     reasons = {reason for _, reason in full.filtered}
-    if Rejection.BARRED in reasons or Rejection.NOT_ALLOWED in reasons:
-        return NoRoom.FLOW
-    return NoRoom.ENTRY if Rejection.EXCLUDED in reasons else NoRoom.LANE
+    if Rejection.EXCLUDED in reasons:
+        return NoRoom.ENTRY  # a replica it was tried on may have room for the others of its flow
+    return NoRoom.LANE if reasons.isdisjoint(_OF_THE_FLOW) else NoRoom.FLOW

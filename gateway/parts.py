@@ -9,6 +9,7 @@ from gateway.answer import ClientAnswer
 from gateway.auth import Directory
 from gateway.fleet import Fleet
 from gateway.models import ModelTable
+from gateway.peers import Peers
 from gateway.recorder import Recorder
 from gateway.settings import Settings
 from gateway.sink import ClientSink, Incoming
@@ -21,7 +22,10 @@ from routing.router import Router
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the lifecycle works with; `app.py` makes them. `clock`: monotonic seconds, `unix`: Unix seconds."""
+    """What the lifecycle works with; `app.py` makes them. `clock`: monotonic seconds, `unix`: Unix seconds.
+
+    `peers`: the other gateways, None where this one shares nothing.
+    """
 
     settings: Settings
     directory: Directory
@@ -35,6 +39,7 @@ class Parts:
     recorder: Recorder
     clock: Callable[[], float]
     unix: Callable[[], float]
+    peers: Peers | None = None
 
 
 @dataclass(slots=True)

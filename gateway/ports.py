@@ -42,6 +42,23 @@ def check_port(host: str, port: int, *, remedy: str) -> None:
         pass
 
 
+def reserve(host: str, port: int, *, remedy: str) -> socket.socket:
+    """A socket that keeps a port for several processes which listen on it; it never listens itself.
+
+    Port 0 chooses one for all of them. While it is open no program that does not share its ports can take this one, not
+    even when all processes are being started again. Raises `PortUnusable`.
+    """
+    kept = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    try:
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        kept.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+        kept.bind((host, port))
+    except OSError as error:
+        kept.close()
+        raise PortUnusable(_why(host, port, remedy, error)) from error
+    return kept
+
+
 def reachable_url(host: str, port: int) -> str:
     """The URL by which a program on this machine reaches a listener: a wildcard address becomes the loopback."""
     host = _WILDCARDS.get(host, host)

@@ -17,9 +17,10 @@ Principals = dict[bytes, Principal]
 
 @dataclass(frozen=True, slots=True)
 class Built:
-    """`closed`: (id, fault) of every organisation and project whose limits document cannot be used."""
+    """`tenants`: by project id, those with a secret. `closed`: (id, fault) of every limits document that is no use."""
 
     principals: Principals
+    tenants: dict[str, Tenant]
     closed: tuple[tuple[str, str], ...]
 
 
@@ -42,7 +43,8 @@ def principals_of(snapshot: Snapshot) -> Built:
     principals = {
         one.digest: _principal(tenants[keys[one.key_id].project_id], keys[one.key_id], one) for one in snapshot.digests
     }
-    return Built(principals, tuple(faults))
+    callers = {one.tenant.project_id: one.tenant for one in principals.values()}
+    return Built(principals, callers, tuple(faults))
 
 
 def _document(subject: str, document: bytes, faults: list[tuple[str, str]]) -> LimitsDocument | None:

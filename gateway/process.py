@@ -1,27 +1,31 @@
-"""One gateway process: `python -m gateway.process --home D --control SOCKET [--config F] [--port N]`.
+"""One gateway process: `python -m gateway.process --home D --control SOCKET [--config F] [--port N] [--number K]`.
 
-Started by the supervisor. Prints a ready line when it listens. On SIGTERM readiness goes red, the listener closes,
-whoever waits is refused, open streams go on for `drain_s`, the rest ends with an error event; exit 0.
+Started by the supervisor. Prints a ready line when it listens, with the id of its leases if it has some. On SIGTERM
+readiness goes red, the listener closes, whoever waits is refused, open streams go on for `drain_s`, the rest ends with
+an error event; exit 0.
 """
 
 import asyncio
+import contextlib
 import errno
 import signal
 import socket
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 import uvloop
 
 from gateway import server
 from gateway.app import Gateway
-from gateway.home import store_path
 from gateway.settings import ConfigError, Settings, load
+from gateway.stores import opened
 from observability import logs
-from policies.sqlite_store import SqliteStore
 from policies.store import StoreError
+
+if TYPE_CHECKING:
+    from gateway.redis_peers import RedisPeers
 
 
 def main(
@@ -29,6 +33,7 @@ def main(
     control: Annotated[Path, typer.Option(help="path of the control socket")],
     config: Annotated[Path | None, typer.Option(help="the configuration file")] = None,
     port: Annotated[int | None, typer.Option(help="instead of gateway.port")] = None,
+    number: Annotated[int, typer.Option(help="which of the node's gateway processes this is", min=1)] = 1,
 ) -> None:
     """Run one gateway process.
 
@@ -37,32 +42,47 @@ def main(
     try:
         settings = load(config)
         logs.configure(settings.telemetry.log_level, "gateway")
-        code = uvloop.run(_run(settings, home, control, settings.gateway.port if port is None else port))
+        port = settings.gateway.port if port is None else port
+        code = uvloop.run(_run(settings, home, control, port=port, number=number))
     except (ConfigError, StoreError) as error:
         sys.stderr.write(f"{error}\n")
         code = 1
     raise typer.Exit(code)
 
 
-async def _run(settings: Settings, home: Path, control: Path, port: int) -> int:
+async def _run(settings: Settings, home: Path, control: Path, *, port: int, number: int) -> int:
     host = settings.gateway.host
     try:
-        listener = server.listen(host, port)
+        listener = server.listen(host, port, is_shared=settings.gateway.processes > 1)
     except OSError as error:
         why = "another program listens there" if error.errno == errno.EADDRINUSE else error.strerror
         sys.stderr.write(f"cannot listen on {host}:{port}: {why}; choose another with --port or WARMLANE_PORT\n")
         return 1
-    async with await SqliteStore.open(store_path(settings.store.url, home)) as store:
-        gateway = Gateway(settings, store)
+    async with opened(settings.store, home) as store, contextlib.AsyncExitStack() as leases:
+        peers = _peers(settings, number) if settings.store.is_shared else None
+        gateway = Gateway(settings, store, peers)
         await gateway.parts.directory.refresh()
+        if peers is not None:
+            peers.on_raise = gateway.parts.dispatch.wake_caps
+            await leases.enter_async_context(peers)
+            await peers.until_granting()
+        lease_id = f" gateway={peers.gateway}" if peers is not None else ""
         try:
-            await _serve(gateway, settings, listener, server.listen_unix(control))
+            await _serve(gateway, settings, listener, server.listen_unix(control), lease_id=lease_id)
         finally:
             server.forget_unix(control)
     return 0
 
 
-async def _serve(gateway: Gateway, settings: Settings, listener: socket.socket, control: socket.socket) -> None:
+def _peers(settings: Settings, number: int) -> "RedisPeers":
+    from gateway.redis_peers import RedisPeers  # one process with SQLite loads nothing of it
+
+    return RedisPeers(settings.store.url, number=number, processes=settings.gateway.processes)
+
+
+async def _serve(
+    gateway: Gateway, settings: Settings, listener: socket.socket, control: socket.socket, *, lease_id: str
+) -> None:
     public = server.data_plane(
         gateway.app(),
         gateway.protocol(),
@@ -80,7 +100,7 @@ async def _serve(gateway: Gateway, settings: Settings, listener: socket.socket, 
         await public.listening.wait()
         await private.listening.wait()
         shown = f"[{host}]" if ":" in host else host
-        sys.stdout.write(f"ready url=http://{shown}:{port}/v1\n")
+        sys.stdout.write(f"ready url=http://{shown}:{port}/v1{lease_id}\n")
         sys.stdout.flush()
         stopping = group.create_task(_stop_when_told(stop, gateway, public))
         await asyncio.wait([serving])

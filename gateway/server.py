@@ -71,13 +71,18 @@ def control_plane(app: object) -> QuietServer:
     )
 
 
-def listen(host: str, port: int) -> socket.socket:
-    """A listening TCP socket. Raises `OSError` if the address cannot be had."""
+def listen(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
+    """A listening TCP socket. Raises `OSError` if the address cannot be had.
+
+    `is_shared`: other processes of this user listen there too, and the kernel spreads the connections over them.
+    """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Named TCP, or asyncio does not set TCP_NODELAY on what it accepts.
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if is_shared:
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind((host, port))
         listener.listen(LISTEN_BACKLOG)
         listener.setblocking(False)

@@ -21,6 +21,7 @@ Port = Annotated[int, Field(ge=0, le=65535)]
 Seconds = Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)]
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
 _URL = re.compile(r"https?://[^/?#\s]+(/[^?#\s]*)?")
+SHARED_STORES = ("redis://", "rediss://")
 
 
 class ConfigError(Exception):
@@ -51,22 +52,33 @@ class Section(BaseModel):
 
 
 class GatewaySection(Section):
-    """Listeners and limits of the gateway. `drain_s`: how long open streams may take to end after SIGTERM."""
+    """Listeners and limits of the gateway. `drain_s`: how long open streams may take to end after SIGTERM.
+
+    `processes`: gateway processes on the same port; more than one needs a store that is shared.
+    """
 
     host: str = "127.0.0.1"
     port: Port = 8080
     admin_host: str = "127.0.0.1"
     admin_port: Port = 8081
-    processes: Annotated[int, Field(ge=1, le=1)] = 1
+    processes: Annotated[int, Field(ge=1, le=64)] = 1
     max_body_mb: Annotated[float, Field(gt=0, le=1024)] = 16
     drain_s: Annotated[float, Field(ge=0, le=86400)] = 30
     max_connections: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
 
 
 class StoreSection(Section):
-    """Where organisations, projects and keys live. Empty: `warmlane.sqlite3` in the home folder."""
+    """Where organisations, projects and keys live. Empty: `warmlane.sqlite3` in the home folder.
+
+    `url`: `sqlite:///path`, or for several gateways `redis://host:port/db` (`rediss://` with TLS).
+    """
 
     url: str = ""
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether other gateways may use it too: then what they count together is leased among them."""
+        return self.url.startswith(SHARED_STORES)
 
 
 class TelemetrySection(Section):
@@ -149,6 +161,10 @@ class LanesSection(Section):
     def of(self, lane: Lane) -> LaneSection:
         """The section of one lane."""
         return {Lane.INTERACTIVE: self.interactive, Lane.STANDARD: self.standard, Lane.BULK: self.bulk}[lane]
+
+    def labels_of(self, lane: Lane) -> frozenset[tuple[str, str]]:
+        """The labels a replica needs to take the lane's requests, for a `RouteQuery`."""
+        return frozenset(self.of(lane).labels.items())
 
 
 class ModelSection(Section):
@@ -233,6 +249,16 @@ class Settings(ConfigFile, BaseSettings):
         """The environment wins over the file (which arrives as init values); nothing else is read."""
         del settings_cls, dotenv_settings, file_secret_settings
         return env_settings, init_settings
+
+    @model_validator(mode="after")
+    def _several_gateways_share_a_store(self) -> Self:
+        # Asked here and not of the file, whose store may stand in the environment, as a secret does.
+        if self.gateway.processes > 1 and not self.store.is_shared:
+            raise ValueError(
+                f"gateway.processes is {self.gateway.processes}: several gateway processes need a store that they "
+                "share; set store.url to redis://host:port/db, or processes to 1"
+            )
+        return self
 
 
 def _refuse_repeats(section: str, names: list[str]) -> None:

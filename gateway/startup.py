@@ -13,11 +13,12 @@ from types import FrameType
 from engines.hardware import best_engine, detect
 from engines.launch.demo_model import DEMO_MODEL_NAME, ensure_demo_model
 from engines.launch.worker_command import WorkerSpec
-from gateway.home import Home, store_path
+from gateway.home import Home
 from gateway.launch_plan import Launch
 from gateway.ports import PortUnusable, check_port
 from gateway.ready import Readiness
 from gateway.settings import Settings, load
+from gateway.stores import store_name
 from gateway.supervisor import STOP_SIGNALS, Supervisor, SupervisorError
 from gateway.worker_plan import needs_demo_model, plan_workers, wanted_workers
 from observability import logs
@@ -46,7 +47,7 @@ def start(request: Request) -> None:
     home.create()
     with home.held(), contextlib.suppress(_Stopped), _stoppable():
         check_ports(settings)
-        store_path(settings.store.url, home.path)
+        store_name(settings.store, home.path)
         token = home.admin_token(os.environ)
         workers = plan(request, settings, home) if request.has_workers else ()
         asyncio.run(_supervise(Launch(settings, request.config, home, token, workers)))

@@ -9,7 +9,9 @@ import asyncio
 import contextlib
 import signal
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,11 +21,10 @@ from gateway.admin.control_client import ControlError
 from gateway.admin_listener import serving
 from gateway.bootstrap import demo_key
 from gateway.children import Children
-from gateway.home import store_path
 from gateway.launch_plan import Launch
-from gateway.ports import listen_on, reachable_url
+from gateway.ports import listen_on, reachable_url, reserve
 from gateway.ready import Readiness
-from policies.sqlite_store import SqliteStore
+from gateway.stores import opened
 
 _SEEN_READY_S = 60  # from the last worker's readiness until the gateway has seen it
 _POLL_S = 0.05
@@ -52,10 +53,12 @@ class Supervisor:
 
     async def run(self) -> None:
         """Run until told to stop. Raises `SupervisorError`, `PortUnusable`, `StoreError`, `HomeError`."""
-        launch, gateway = self._launch, self._launch.settings.gateway
-        with self._signals(), launch.home.sockets() as folder:
-            children = Children(launch, folder, self._fail)
-            async with await SqliteStore.open(store_path(launch.settings.store.url, launch.home.path)) as store:
+        with self._signals(), _shared_port(self._launch) as launch, launch.home.sockets() as folder:
+            gateway = launch.settings.gateway
+            async with (
+                opened(launch.settings.store, launch.home.path) as store,
+                _children(launch, folder, self._fail) as children,
+            ):
                 key = await demo_key(store, str(launch.home.read_demo().get("key", "")), time.time())
                 remedy = "--admin-port or WARMLANE_ADMIN_PORT"
                 listener = listen_on(gateway.admin_host, gateway.admin_port, remedy=remedy)
@@ -93,7 +96,7 @@ class Supervisor:
         """Announce once every process is ready and the gateway has seen every worker ready."""
         await children.fleet.until_current(children.worker_names)
         deadline = time.monotonic() + _SEEN_READY_S
-        while not children.worker_names <= await _seen_ready(children):
+        while not (children.are_gateways_ready and children.worker_names <= await _seen_ready(children)):
             if time.monotonic() > deadline:
                 raise SupervisorError(f"after {_SEEN_READY_S} s the gateway does not see its workers as ready")
             await asyncio.sleep(_POLL_S)
@@ -128,12 +131,43 @@ class _Replicas(msgspec.Struct):
 
 
 async def _seen_ready(children: Children) -> frozenset[str]:
-    """The replicas that the gateway would send a request to now."""
+    """The replicas that every gateway would send a request to now."""
     try:
-        replicas = msgspec.json.decode(await children.control.replicas(), type=_Replicas)
+        seen = await children.control.replicas_of_each()
     except ControlError:
-        return frozenset()  # it was restarted just now
-    return frozenset(replica.name for replica in replicas.data if replica.state == "ready")
+        return frozenset()  # one was restarted just now
+    ready = [
+        frozenset(one.name for one in msgspec.json.decode(replicas, type=_Replicas).data if one.state == "ready")
+        for replicas in seen
+    ]
+    return frozenset.intersection(*ready)
+
+
+@contextlib.contextmanager
+def _shared_port(launch: Launch) -> Iterator[Launch]:
+    """The run with one port for all its gateways, kept for them inside the block. Raises `PortUnusable`."""
+    gateway = launch.settings.gateway
+    if gateway.processes == 1:
+        yield launch
+        return
+    with contextlib.closing(reserve(gateway.host, gateway.port, remedy="--port or WARMLANE_PORT")) as kept:
+        on_port = gateway.model_copy(update={"port": kept.getsockname()[1]})
+        yield replace(launch, settings=launch.settings.model_copy(update={"gateway": on_port}))
+
+
+@contextlib.asynccontextmanager
+async def _children(launch: Launch, sockets: Path, on_failure: Callable[[str], None]) -> AsyncIterator[Children]:
+    """The children to run, and what the gateways among them held given back after their death."""
+    if not launch.settings.store.is_shared:
+        yield Children(launch, sockets, on_failure)
+        return
+    from gateway.redis_peers import Burials
+
+    burials = Burials(launch.settings.store.url)
+    try:
+        yield Children(launch, sockets, on_failure, burials.died)
+    finally:
+        await burials.close()
 
 
 async def _first(futures: Iterable[asyncio.Future[Any]]) -> None:

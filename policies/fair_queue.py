@@ -71,6 +71,8 @@ class FairQueue:
         lane = self._lanes[rank]
         if len(lane.arrivals) >= self._bounds[rank]:
             return QueueFull(entry.lane, self._bounds[rank])
+        for above in range(rank):
+            self._is_closed[above] = False  # a seat that nobody announced is theirs before it is this entry's
         entry.since = now
         entry.passed = 0
         lane.push(entry, now)
@@ -80,7 +82,7 @@ class FairQueue:
     def pick(self, chooser: Chooser, now: float, near: Sequence[str] = ()) -> Picked | None:
         """Dispatch the entry whose turn it is, with the offer chosen for it; None if nobody has room.
 
-        `near`: the few replicas with room that matter most; of many entries, those at home there are asked first.
+        `near`: the few replicas with room that matter most, each once; those at home there are asked first.
         Asks at most `heads` entries with room and at most `asks` in all. The charge stands until the pick is ended.
         """
         scan = Scan(chooser, self.settings.asks, near)

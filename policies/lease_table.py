@@ -151,12 +151,16 @@ class LeaseTable:
         return allowed
 
     def _renewed(self, call: _Call, ask: Ask, held: int, before: _Entry | None, others: Mapping[str, _Entry]) -> _Entry:
-        """The gateway's own entry; a newcomer has had as much service as the least served, so none can be hoarded."""
+        """The gateway's own entry.
+
+        A newcomer has had as much service as the least served, so that none can be hoarded; and nobody is ahead of
+        them by more than half a lease of one unit, so that nobody waits longer for what it had long ago.
+        """
         now_ms = call.now_ms
-        if before is not None:
-            served = before.served_by(now_ms)
-        else:
-            served = min((other.served_by(now_ms) for other in others.values() if other.wanted), default=0)
+        least = min((other.served_by(now_ms) for other in others.values() if other.wanted), default=None)
+        served = (least or 0) if before is None else before.served_by(now_ms)
+        if least is not None:
+            served = min(served, least + self._lease_ms // 2)
         expires_ms = now_ms + self._lease_ms
         return _Entry(call.epoch, held, ask.in_use, ask.wanted, ask.limit, expires_ms, served, now_ms)
 

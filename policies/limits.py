@@ -131,12 +131,11 @@ def effective(*levels: LimitsDocument, default: Limits = DEFAULT) -> Limits:
     default_lane = _last_set([level.default_lane for level in levels], default.default_lane)
     concurrency = _by_lane([level.concurrency for level in levels], default.concurrency)
     batch_cap = _by_lane([level.batch_cap for level in levels], default.batch_cap)
-    weights = [level.weight for level in levels if isinstance(level.weight, float)]
     return Limits(
         rpm=_smallest([level.rpm for level in levels], default.rpm),
         concurrency=concurrency or None,
         batch_cap=batch_cap or None,
-        weight=weights[-1] if weights else default.weight,
+        weight=_last_weight([level.weight for level in levels], default.weight),
         models=_common([level.models for level in levels], default.models),
         max_lane=max_lane,
         default_lane=default_lane if default_lane.is_within(max_lane) else max_lane,
@@ -173,6 +172,14 @@ def _narrowest_lane(levels: list[Lane | UnsetType | None], default: Lane) -> Lan
     if lanes:
         return max(lanes, key=lambda lane: lane.rank)
     return Lane.INTERACTIVE if None in levels else default
+
+
+def _last_weight(levels: list[float | UnsetType | None], default: float) -> float:
+    """The lowest level's word; null there means the default, as without any setting."""
+    for weight in reversed(levels):
+        if not isinstance(weight, UnsetType):
+            return default if weight is None else weight
+    return default
 
 
 def _last_set(levels: list[Lane | UnsetType | None], default: Lane) -> Lane:

@@ -59,6 +59,7 @@ class LocalHoldings:
         self.lease_s = lease_s
         self.on_press = on_press
         self.num_gateways = 0  # living ones, as last told; 0: never told
+        self.is_recovering = False  # as last told: nothing new is granted for a while
         self._fallback_families = frozenset(fallback_families)
         self._max_resources = max_resources
         self._window_s = lease_s / 4
@@ -147,6 +148,7 @@ class LocalHoldings:
         if grants.epoch != self._epoch:
             self._join(grants, report.sent_at)
         self.num_gateways = grants.num_gateways
+        self.is_recovering = grants.is_recovering
         self._renewed_at = report.sent_at
         self._failed_at = None
         is_raised = False

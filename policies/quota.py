@@ -5,6 +5,7 @@ at every call, so that a changed limit acts at once. Knows no clock and no netwo
 """
 
 from collections import OrderedDict
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum
 from types import TracebackType
@@ -14,7 +15,7 @@ from policies.lane import Lane
 from policies.request_window import WINDOW_S, RequestWindow
 from policies.tenant import Limits, Tenant
 
-CONCURRENCY_RETRY_S = 1.0  # chosen: nobody knows when a request in flight will end
+CONCURRENCY_RETRY_S = 1.0  # chosen: nobody knows when a request in flight will end, nor who else has room
 
 
 class Reason(Enum):
@@ -127,10 +128,12 @@ class Quotas:
     """The counters of every tenant seen in the last minute or in flight now; the others are dropped.
 
     `reserve`, `standing` and `expire` take `now` in monotonic seconds. `reserve` looks at no more than four old tenants
-    to drop, so its cost does not depend on how many there are.
+    to drop, so its cost does not depend on how many there are. `share`: the part of a limit that is enforced here,
+    where several gateways each enforce one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, share: Callable[[int], int] = lambda limit: limit) -> None:
+        self._share = share
         # Least recently admitted first: what has expired is found at the front.
         self._projects: OrderedDict[str, _Usage] = OrderedDict()
         self._organizations: OrderedDict[str, _Usage] = OrderedDict()
@@ -143,8 +146,8 @@ class Quotas:
         """
         organization = self._organizations.get(tenant.organization_id, _UNUSED)
         project = self._projects.get(tenant.project_id, _UNUSED)
-        rejected = _refusal(organization, tenant.organization_limits, Scope.ORGANIZATION, lane, now) or _refusal(
-            project, tenant.limits, Scope.PROJECT, lane, now
+        rejected = self._refusal(organization, tenant.organization_limits, Scope.ORGANIZATION, lane, now) or (
+            self._refusal(project, tenant.limits, Scope.PROJECT, lane, now)
         )
         if rejected is not None:
             return rejected
@@ -170,7 +173,7 @@ class Quotas:
         ):
             if limits.rpm is None:
                 continue
-            remaining = max(0, limits.rpm - usage.window.num_admitted(now))
+            remaining = max(0, self._share(limits.rpm) - usage.window.num_admitted(now))
             reset_s = usage.window.empty_in_s(now)
             if strictest is None or (remaining, -reset_s) < (strictest.remaining, -strictest.reset_s):
                 strictest = Standing(limits.rpm, remaining, reset_s)
@@ -198,19 +201,27 @@ class Quotas:
         counts = " ".join(f"{name}={count}" for name, count in self.statistics().items())
         return f"<Quotas {counts}>"
 
+    def _refusal(self, usage: _Usage, limits: Limits, scope: Scope, lane: Lane, now: float) -> Rejected | None:
+        rpm = limits.rpm
+        if rpm is not None and usage.window.num_admitted(now) >= (most := self._share(rpm)):
+            retry_after_s = usage.window.below_in_s(most, now)
+            if rpm and not most:
+                retry_after_s = CONCURRENCY_RETRY_S  # another gateway may have room
+            message = f"the {scope.value} may send {rpm} requests in {WINDOW_S} seconds{_part(most, rpm)}"
+            return Rejected(Reason.RPM, scope, rpm, 0, retry_after_s, message)
+        concurrency = None if limits.concurrency is None else limits.concurrency.get(lane)
+        if concurrency is not None and usage.in_flight[lane.rank] >= (most := self._share(concurrency)):
+            retry_after_s = CONCURRENCY_RETRY_S if concurrency else None
+            message = (
+                f"the {scope.value} may have {concurrency} requests in flight in the {lane.value} lane, "
+                f"queued ones included{_part(most, concurrency)}"
+            )
+            return Rejected(Reason.CONCURRENCY, scope, concurrency, 0, retry_after_s, message)
+        return None
 
-def _refusal(usage: _Usage, limits: Limits, scope: Scope, lane: Lane, now: float) -> Rejected | None:
-    rpm = limits.rpm
-    if rpm is not None and usage.window.num_admitted(now) >= rpm:
-        retry_after_s = usage.window.below_in_s(rpm, now)
-        message = f"the {scope.value} may send {rpm} requests in {WINDOW_S} seconds"
-        return Rejected(Reason.RPM, scope, rpm, 0, retry_after_s, message)
-    most = None if limits.concurrency is None else limits.concurrency.get(lane)
-    if most is not None and usage.in_flight[lane.rank] >= most:
-        retry_after_s = CONCURRENCY_RETRY_S if most else None
-        message = f"the {scope.value} may have {most} requests in flight in the {lane.value} lane, queued ones included"
-        return Rejected(Reason.CONCURRENCY, scope, most, 0, retry_after_s, message)
-    return None
+
+def _part(most: int, limit: int) -> str:
+    return "" if most == limit else f"; {most} of them through this gateway process"
 
 
 def _tracked(usages: OrderedDict[str, _Usage], of: str) -> _Usage:

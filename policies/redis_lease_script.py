@@ -161,15 +161,13 @@ for index = 3, #KEYS do
   local wanted, limit = tonumber(ARGV[at + 4]), tonumber(ARGV[at + 5])
   if is_fenced then held = in_use end
   local others, before = others_of(KEYS[index])
-  local had_service
-  if before then
-    had_service = served(before)
-  else
-    for _, other in pairs(others) do
-      if other[WANTED] > 0 then had_service = math.min(had_service or math.huge, served(other)) end
-    end
+  local least
+  for _, other in pairs(others) do
+    if other[WANTED] > 0 then least = math.min(least or math.huge, served(other)) end
   end
-  local entry = {mine[1], held, in_use, wanted, limit, now + lease, had_service or 0, now}
+  local had_service = before and served(before) or least or 0
+  if least then had_service = math.min(had_service, least + math.floor(lease / 2)) end
+  local entry = {mine[1], held, in_use, wanted, limit, now + lease, had_service, now}
   local allowed, is_contended = held, false
   if not is_recovering then allowed, is_contended = grant(entry, others) end
   entry[HELD] = math.max(held, allowed)

@@ -140,6 +140,7 @@ class Absence(Enum):
     BUSY = "every replica of this model asked for a wait"
     TRIED = "every replica of this model was tried"
     NOT_ALLOWED = "no replica of this model is open to this tenant"
+    NOT_LABELLED = "no replica of this model has the labels of this lane"
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,6 +15,7 @@ class Rejection(Enum):
     NOT_READY = "not ready"
     EXCLUDED = "already tried"
     NOT_ALLOWED = "not for this tenant"
+    NOT_LABELLED = "not one of the lane's replicas"
     ASIDE = "asked to be left alone"
     FAILING = "failing"
     NO_SEAT = "no free seat in the lane"
@@ -35,6 +36,8 @@ def rejection(replica: Replica, query: RouteQuery, rank: int, may_use: MayUse | 
         return Rejection.EXCLUDED
     if may_use is not None and not may_use(query.project_id, replica.spec):
         return Rejection.NOT_ALLOWED
+    if query.labels and not query.labels <= replica.spec.labels.items():
+        return Rejection.NOT_LABELLED
     breaker = replica.breaker
     if not breaker.can_try(now):
         return Rejection.ASIDE if breaker.is_aside(now) else Rejection.FAILING

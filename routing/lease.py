@@ -25,14 +25,14 @@ class Lease:
 
     `tokens_ahead`: tokens the replica had to work off before this request's own when the seat was given; `rows_ahead`:
     requests it held then, `unread_ahead`: their prompt tokens not read. `reading_s`: how long until its prompt is read,
-    as predicted then. `probe`: the breaker's number for this attempt, 0 for an ordinary one. `row_mark`: where the
-    replica's rows stood when this request began to decode, None before. The replica may leave the pool meanwhile;
-    ending stays harmless.
+    as predicted then. `probe`: the breaker's number for this attempt, 0 for an ordinary one. `given_mark`, `row_mark`:
+    where the replica's rows stood when it was given and when it began to decode; None before, or if nobody watches.
+    The replica may leave the pool meanwhile; ending stays harmless.
     """
 
     __slots__ = (
-        "_owner", "begun_at", "breaker", "is_over", "is_prefilled", "lane", "probe", "reading_s", "replica",
-        "row_mark", "rows_ahead", "tokens_ahead", "uncached_tokens", "unread_ahead",
+        "_owner", "begun_at", "breaker", "given_mark", "is_over", "is_prefilled", "lane", "probe", "reading_s",
+        "replica", "row_mark", "rows_ahead", "tokens_ahead", "uncached_tokens", "unread_ahead",
     )  # fmt: skip
 
     def __init__(
@@ -48,6 +48,7 @@ class Lease:
         self.rows_ahead = rows_ahead
         self.unread_ahead = unread_ahead
         self.reading_s = reading_s
+        self.given_mark: RowMark | None = None
         self.row_mark: RowMark | None = None
         self.probe = probe
         self.begun_at = now

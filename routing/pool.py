@@ -270,11 +270,10 @@ def _shadow_bounds(kv_tokens: int) -> tuple[int, int]:
 
 
 def _reading_s(replica: Replica, tokens_ahead: int, uncached_tokens: int) -> float:
-    """When a prompt will be read, from now: what reading took before, or longer by the rows that decode beside it."""
-    ttft_s = replica.ttft.predict_s(tokens_ahead + uncached_tokens)
+    """How long until a prompt will be read; by the steps where they are learned, for they take bulk prompts in, too."""
     if replica.spec.capabilities.leaves_bulk_out:
-        return ttft_s
-    return max(ttft_s, replica.steps.reading_s(replica.outstanding_tokens + uncached_tokens, replica.num_in_flight))
+        return replica.ttft.predict_s(tokens_ahead + uncached_tokens)
+    return replica.steps.reading_s(replica.outstanding_tokens + uncached_tokens, replica.num_in_flight)
 
 
 def _statistics(replica: Replica) -> ReplicaStatistics:

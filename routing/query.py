@@ -12,7 +12,8 @@ class RouteQuery:
     """One request, as far as its place is concerned. `model`: the resolved name, never an alias.
 
     `max_output_tokens`: an estimate, 0 if unknown. `excluded`: names of replicas already tried. `barred`: names of
-    replicas that have no seat for this tenant now, whatever the others may take there.
+    replicas that have no seat for this tenant now, whatever the others may take there. `labels`: (name, value) pairs
+    that a replica must have, where the lane is pinned to some.
     """
 
     model: str
@@ -22,3 +23,4 @@ class RouteQuery:
     max_output_tokens: int = 0
     excluded: AbstractSet[str] = frozenset()
     barred: AbstractSet[str] = frozenset()
+    labels: AbstractSet[tuple[str, str]] = frozenset()

@@ -15,7 +15,8 @@ from routing.lease import Lease
 from routing.picker import pick
 from routing.pool import ReplicaPool
 from routing.query import RouteQuery
-from routing.replica import Replica
+from routing.replica import Replica, ReplicaState
+from routing.ring import weight
 from routing.scorers import Candidate, score
 
 _ABSENCES = (  # the reason told when no replica is left, the most hopeful first
@@ -24,6 +25,7 @@ _ABSENCES = (  # the reason told when no replica is left, the most hopeful first
     (Rejection.EXCLUDED, Absence.TRIED),
     (Rejection.NOT_READY, Absence.NONE_READY),
     (Rejection.NOT_ALLOWED, Absence.NOT_ALLOWED),
+    (Rejection.NOT_LABELLED, Absence.NOT_LABELLED),
 )
 
 
@@ -66,6 +68,21 @@ class Router:
         if not replicas:
             return self._absence(tuple(filtered), now)
         return self._decide(query, replicas, tuple(filtered))
+
+    def home(self, query: RouteQuery) -> str | None:
+        """The ready replica that holds most of the prompt, else its home by hash, whether it has a seat or not.
+
+        None if no replica is ready. A hint, cheaper than a decision: whose turn it is when a seat there comes free.
+        """
+        key, best, most, heaviest = query.key, None, 0, -1
+        for replica in self.pool.of_model(query.model):
+            if replica.state is not ReplicaState.READY:
+                continue
+            held = replica.shadow.num_held(key, most)
+            by_hash = weight(key.home, replica)
+            if held > most or (held == most and by_hash > heaviest):
+                best, most, heaviest = replica.name, held, by_hash
+        return best
 
     def settled(
         self,

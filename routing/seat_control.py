@@ -34,7 +34,7 @@ class _Controlled:
 
 @dataclass(frozen=True, slots=True)
 class SeatStatistics:
-    """One replica under control. `room`, `p95_beside`, `p95_alone`: see `ItlCorrection`. `itl_p95_s` is the bound."""
+    """One replica under control. `room`, `p95_beside`, `p95_alone`: see `ItlCorrection`."""
 
     name: str
     plan: SeatPlan
@@ -72,22 +72,31 @@ class SeatControl:
 
     def began(self, lease: Lease) -> None:
         """A seat was given."""
+        if lease.replica.spec.capabilities.leaves_bulk_out and lease.lane is not Lane.BULK:
+            return
         controlled = self._of(lease)
         if controlled is None:
             return
         controlled.unread.add(lease)
+        if lease.replica.spec.capabilities.leaves_bulk_out:
+            return
         now = self._clock()
         load = _load(lease.replica, controlled)
         if lease.lane is Lane.BULK:
             controlled.controller.started(load, lease.uncached_tokens, controlled.steps.cost)
         self._set(lease.replica, controlled, load, now)
+        lease.given_mark = controlled.steps.mark()
 
     def decoding(self, lease: Lease) -> None:
         """The first content came, or the lease ends without."""
+        if lease.replica.spec.capabilities.leaves_bulk_out and lease.lane is not Lane.BULK:
+            return
         controlled = self._of(lease)
         if controlled is None:
             return
         controlled.unread.discard(lease)
+        if lease.replica.spec.capabilities.leaves_bulk_out:
+            return
         now = self._clock()
         is_open = self._set(lease.replica, controlled, _load(lease.replica, controlled), now)
         lease.row_mark = controlled.steps.mark()
@@ -95,21 +104,31 @@ class SeatControl:
             self._on_open()
 
     def ended(self, lease: Lease) -> None:
-        """The seat came back."""
-        controlled = self._of(lease)
-        if controlled is not None:
-            self._set(lease.replica, controlled, _load(lease.replica, controlled), self._clock())
+        """The seat came back; also that of a process that is gone was one less to give."""
+        replica = lease.replica
+        if not replica.spec.capabilities.leaves_bulk_out and self._pool.get(replica.name) is replica:
+            controlled = self._control(replica)
+            self._set(replica, controlled, _load(replica, controlled), self._clock())
 
     def observe(self, lease: Lease, gaps: Gaps | None, now: float) -> None:
         """Learn from a streamed answer that came to its end; call before the lease ends. None: too short an answer."""
         controlled = self._of(lease)
-        if controlled is None or gaps is None or lease.row_mark is None:
+        if controlled is None or gaps is None or lease.replica.spec.capabilities.leaves_bulk_out:
             return
         self._note_rows(lease.replica, now)
         rows = self._pool.learn_gaps(lease, gaps, now)
-        if rows is not None and lease.lane is Lane.INTERACTIVE:
+        if rows is not None and lease.row_mark is not None and lease.lane is Lane.INTERACTIVE:
             seen = SeenGaps(lease.row_mark.at, now, gaps.sample, rows.urgent, rows.bulk)
             controlled.controller.observe(seen, controlled.steps.cost)
+
+    def observe_whole(self, lease: Lease, answer_tokens: int | None, now: float) -> None:
+        """Learn from an unstreamed answer that came to its end, as the above. None: the engine did not count it."""
+        controlled = self._of(lease)
+        if controlled is None or lease.given_mark is None or lease.replica.spec.capabilities.leaves_bulk_out:
+            return
+        if answer_tokens is not None:
+            self._note_rows(lease.replica, now)
+            controlled.steps.learn_whole(lease.given_mark, lease.uncached_tokens, answer_tokens, now)
 
     def refresh(self) -> None:
         """Look at every replica: time passes (hold-off, prompts read) without anybody saying so."""
@@ -119,7 +138,8 @@ class SeatControl:
             controlled = self._control(replica)
             for lease in [lease for lease in controlled.unread if _must_be_read(lease, now)]:
                 lease.prefilled()
-            is_open |= self._set(replica, controlled, _load(replica, controlled), now)
+            if not replica.spec.capabilities.leaves_bulk_out:
+                is_open |= self._set(replica, controlled, _load(replica, controlled), now)
         if len(self._controlled) > len(self._pool):
             self._controlled = {name: one for name, one in self._controlled.items() if self._pool.get(name)}
         if is_open:
@@ -177,8 +197,6 @@ class SeatControl:
         return controlled
 
     def _set(self, replica: Replica, controlled: _Controlled, load: ReplicaLoad, now: float) -> bool:
-        if load.leaves_bulk_out:
-            return False
         self._note_rows(replica, now)
         plan = controlled.plan = controlled.controller.plan(load, controlled.steps.cost, now)
         return self._pool.set_lane_seats(

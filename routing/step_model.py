@@ -106,17 +106,31 @@ class StepModel:
 
     def learn_gaps(self, since: RowMark, gaps: Gaps, now: float) -> MeanRows | None:
         """Take in the gaps of a request that decodes since `since`; who was there meanwhile, or None if unknown."""
+        rows = self._rows(since)
+        if rows is not None:
+            self._learn_steps(rows, since, gaps.num, gaps.mean_s, now)
+        return rows
+
+    def learn_whole(self, since: RowMark, prompt_tokens: int, answer_tokens: int, now: float) -> None:
+        """Take in an unstreamed answer, given to the replica at `since`: the steps of its prompt and of its answer."""
+        rows = self._rows(since)
+        if rows is not None and answer_tokens > LEAST_GAPS:
+            num_steps = answer_tokens - 1 + max(1, -(-prompt_tokens // _CHUNK_TOKENS))
+            self._learn_steps(rows, since, num_steps, (self._at - since.at) / num_steps, now)
+
+    def _rows(self, since: RowMark) -> MeanRows | None:
         passed_s = self._at - since.at
         if passed_s <= 0:
             return None
-        rows = MeanRows(
+        return MeanRows(
             (self._urgent_row_s - since.urgent_row_s) / passed_s, (self._bulk_row_s - since.bulk_row_s) / passed_s
         )
+
+    def _learn_steps(self, rows: MeanRows, since: RowMark, num: int, mean_s: float, now: float) -> None:
         if now - self._gaps_at >= LEARN_EVERY_S:
             self._gaps_at = now
-            prompts = (self._prompt_tokens - since.prompt_tokens) / gaps.num
-            self._fitter.observe(rows.urgent + rows.bulk, prompts, gaps.mean_s)
-        return rows
+            prompt_tokens = (self._prompt_tokens - since.prompt_tokens) / num
+            self._fitter.observe(rows.urgent + rows.bulk, prompt_tokens, mean_s)
 
     def learn_ttft(self, num_tokens: int, rows: int, ttft_s: float, now: float) -> None:
         """Take in a time to first token with `num_tokens` to read, none ahead, and `rows` decoding beside.

@@ -13,6 +13,10 @@ from engines.core.plan import Row
 from engines.core.sequence import Sequence
 from policies.lane import Lane
 
+# Of a bulk prompt beside urgent decodes. A device takes a token or two no faster than as many rows, whatever a model
+# that is linear in prefill tokens says; chosen.
+_FEWEST_PROMPT_TOKENS = 8
+
 
 @dataclass(frozen=True, slots=True)
 class Grant:
@@ -76,7 +80,7 @@ class StepBudget:
 
     def can_seat(self, lane: Lane) -> bool:
         """Whether a newcomer of this lane, with a prompt of some length, would get tokens."""
-        return (self._bulk_room(2) if lane is Lane.BULK else self._left_to_prompts()) > 0
+        return (self._bulk_room(_FEWEST_PROMPT_TOKENS) if lane is Lane.BULK else self._left_to_prompts()) > 0
 
     def lift(self) -> None:
         """Let the next bulk sequence that asks have the smallest share, in spite of the objective."""
@@ -122,7 +126,8 @@ class StepBudget:
             return smallest
         objective_s = self._guard.objective_s(self._urgent)
         if objective_s is not None:
-            return self._guard.tokens_within(objective_s, self._counts, most)
+            within = self._guard.tokens_within(objective_s, self._counts, most)
+            return within if within >= min(most, _FEWEST_PROMPT_TOKENS) else 0
         if wanted == 1:
             return 1
         within = self._guard.tokens_within(self._guard.bulk_step_s(), self._counts, most)

@@ -1,8 +1,14 @@
-"""One answer from the answers of several gateway processes: numbers are summed, everything else is the first's."""
+"""One answer from the answers of several gateway processes: numbers are summed, everything else is the first's.
+
+What each of them says of the same thing, such as the seats of a replica, is not summed: the largest stands.
+"""
 
 from typing import Any
 
 from prometheus_client.utils import floatToGoString
+
+_OF_THE_SAME = ("warmlane_replica_", "warmlane_bulk_seats", "warmlane_gateways ")
+_COUNTED_BY_EACH = ("in_flight", "outstanding_tokens")  # of a replica; the rest is a view of the same
 
 
 def summed(objects: list[dict[str, Any]]) -> dict[str, Any]:
@@ -24,6 +30,16 @@ def _merged(first: Any, second: Any) -> Any:
     return first
 
 
+def merged_replicas(answers: list[dict[str, Any]]) -> dict[str, Any]:
+    """The replicas by name, as the first gateway that knows one sees it; what each gateway counts there is summed."""
+    known: dict[str, dict[str, Any]] = {}
+    for replica in (replica for answer in answers for replica in answer["data"]):
+        first = known.setdefault(replica["name"], replica)
+        if first is not replica:
+            first.update({name: _merged(first[name], replica[name]) for name in _COUNTED_BY_EACH})
+    return {**answers[0], "data": list(known.values())}
+
+
 def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
@@ -40,6 +56,8 @@ def summed_exposition(texts: list[str]) -> str:
         sample, _, value = line.rpartition(" ")
         if line.startswith("#"):
             lines[line] = ""
+        elif line.startswith(_OF_THE_SAME):
+            lines[sample] = max(float(lines.get(sample, 0.0)), float(value))
         else:
             lines[sample] = float(lines.get(sample, 0.0)) + float(value)
     return "".join(line + _written(value) + "\n" for line, value in lines.items())

@@ -14,7 +14,7 @@ from urllib.parse import quote
 import httpx
 import msgspec
 
-from gateway.admin.aggregate import summed, summed_exposition
+from gateway.admin.aggregate import merged_replicas, summed, summed_exposition
 
 TIMEOUT_S = 2.0  # chosen: long for a local socket, short for a person who waits
 
@@ -56,8 +56,15 @@ class GatewayControl:
         return await self._first("GET", f"/requests/{_segment(request_id)}/receipt")
 
     async def replicas(self) -> bytes:
-        """The replicas as JSON `{data: […]}`, as the first gateway sees them. Raises `ControlError`."""
-        return (await self._successes("GET", "/replicas"))[0].content
+        """The replicas as JSON `{data: […]}`: what each gateway has in flight there, summed. Raises `ControlError`."""
+        answers = await self._successes("GET", "/replicas")
+        if len(answers) == 1:
+            return answers[0].content
+        return msgspec.json.encode(merged_replicas([_object(answer) for answer in answers]))
+
+    async def replicas_of_each(self) -> list[bytes]:
+        """The replicas as JSON, as each gateway sees them. Raises `ControlError`."""
+        return [answer.content for answer in await self._successes("GET", "/replicas")]
 
     async def drain(self, name: str) -> bytes | None:
         """Stop sending new work to a replica; its state as JSON, None if there is none of this name."""

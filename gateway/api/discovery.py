@@ -16,14 +16,20 @@ _JSON = "application/json"
 
 
 class Discovery:
-    """`is_ready`: whether a request could be served now; `unix`: Unix seconds."""
+    """`is_ready`: whether a request could be served now; `is_degraded`: with less than usual; `unix`: Unix seconds."""
 
     def __init__(
-        self, directory: Directory, models: ModelTable, is_ready: Callable[[], bool], unix: Callable[[], float]
+        self,
+        directory: Directory,
+        models: ModelTable,
+        is_ready: Callable[[], bool],
+        unix: Callable[[], float],
+        is_degraded: Callable[[], bool] = lambda: False,
     ) -> None:
         self._directory = directory
         self._models = models
         self._is_ready = is_ready
+        self._is_degraded = is_degraded
         self._unix = unix
         self._started_at = int(unix())
 
@@ -61,9 +67,13 @@ class Discovery:
         return _json({"status": "live"})
 
     async def ready(self, _request: Request) -> Response:
-        """200 while requests can be served, 503 while starting, stopping or without a ready replica."""
-        is_ready = self._is_ready()
-        return _json({"status": "ready" if is_ready else "not ready"}, 200 if is_ready else 503)
+        """200 while requests can be served, 503 while starting, stopping or without a ready replica.
+
+        `degraded` is a 200: the shared store is away, and every gateway serves with its part of the seats.
+        """
+        if not self._is_ready():
+            return _json({"status": "not ready"}, 503)
+        return _json({"status": "degraded" if self._is_degraded() else "ready"})
 
     def _visible(self, request: Request) -> list[ServedModel] | Response:
         headers = [(bytes(name), bytes(value)) for name, value in request.scope["headers"]]

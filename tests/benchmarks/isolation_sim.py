@@ -5,6 +5,8 @@ terminal, everything measured in a JSON file, and a picture where matplotlib is 
 """
 
 import argparse
+import hashlib
+import importlib
 import importlib.util
 import json
 import sys
@@ -75,6 +77,10 @@ class Profile:
         engine = replace(self.engine, scheduler=scheduler)
         return FleetSettings(num_replicas, engine, 2 * self.seats, {Lane.INTERACTIVE: self.seats})
 
+    def one_lane_fleet(self, num_replicas: int) -> FleetSettings:
+        """As many seats as the worker has for one lane: with more, requests would queue where no fairness reaches."""
+        return FleetSettings(num_replicas, self.engine, self.seats)
+
 
 PROFILES: Mapping[str, Profile] = {
     "gpu": Profile(  # a 7B model on one data-centre GPU, roughly
@@ -131,7 +137,7 @@ def flood_beside(
 
     `cap`: A's seats in one replica's batch; None for none.
     """
-    fleet, run = profile.fleet(num_replicas, 1.0), _run(seconds)
+    fleet, run = profile.one_lane_fleet(num_replicas), _run(seconds)
     profile = replace(profile, active=None)
     caps = {Lane.INTERACTIVE: CapLimits(per_replica=cap)}
     order = partial(FairOrder, tenants={ALDER: TenantRule(caps=caps)})
@@ -153,9 +159,19 @@ def flood_beside(
     }
 
 
-def weights(profile: Profile, num_replicas: int, seconds: float, *, seed: int = 1) -> dict[str, object]:
-    """Two tenants of weights 2 and 1 flood the interactive lane: the ratio of the service they are charged."""
-    fleet, run, settings = profile.fleet(num_replicas, 1.0), _run(seconds), FairSettings()
+def weights(
+    profile: Profile, num_replicas: int, seconds: float, *, quantum_tokens: float = 8192.0, seed: int = 1
+) -> dict[str, object]:
+    """Two tenants of weights 2 and 1 flood the interactive lane: the ratio of the service they are charged.
+
+    `gap`: of service by weight. It stays within the queue's bound, about two quanta, however long the run: so the
+    ratio is as near to 2 as the run is long against the quantum.
+    """
+    fleet, run, settings = (
+        profile.one_lane_fleet(num_replicas),
+        _run(seconds),
+        FairSettings(quantum_tokens=quantum_tokens),
+    )
     order = partial(FairOrder, settings=settings, tenants={ALDER: TenantRule(weight=2.0)})
     floods = [
         profile.flood(tenant, num_replicas, seed + number, Lane.INTERACTIVE)
@@ -166,22 +182,28 @@ def weights(profile: Profile, num_replicas: int, seconds: float, *, seed: int = 
         tenant: settings.cost(group.uncached_tokens, group.output_tokens)
         for (tenant, _), group in found.tenants.items()
     }
-    return {"replicas": num_replicas, "charged_ratio": charged[ALDER] / charged[BIRCH], "charged": charged}
+    return {
+        "replicas": num_replicas,
+        "quantum_tokens": quantum_tokens,
+        "charged_ratio": charged[ALDER] / charged[BIRCH],
+        "gap": charged[ALDER] / 2 - charged[BIRCH],
+        "charged": charged,
+    }
 
 
 def locality(profile: Profile, num_replicas: int, seconds: float, *, seed: int = 1) -> dict[str, object]:
     """Four tenants in overload: hit tokens of the fair queue against a queue that looks at hits alone."""
-    fleet, run = profile.fleet(num_replicas, 1.0), _run(seconds)
+    fleet, run = profile.one_lane_fleet(num_replicas), _run(seconds)
     settings = {"fair": FairSettings(), "locality": FairSettings(quantum_tokens=1e15, skips=1_000_000)}
     ratios = {}
     for name, one in settings.items():
-        floods = [replace_depth(profile, f"tenant-{number}", num_replicas, seed + number) for number in range(4)]
+        floods = [tenant_flood(profile, f"tenant-{number}", num_replicas, seed + number) for number in range(4)]
         found = simulate(fleet, run, floods, partial(FairOrder, settings=one)).lanes[Lane.INTERACTIVE]
         ratios[name] = found.hit_tokens / max(1, found.prompt_tokens)
     return {"replicas": num_replicas, "hit_ratio": ratios, "of_locality": ratios["fair"] / ratios["locality"]}
 
 
-def replace_depth(profile: Profile, tenant: str, num_replicas: int, seed: int) -> Source:
+def tenant_flood(profile: Profile, tenant: str, num_replicas: int, seed: int) -> Source:
     """A flood of one of several tenants: each a quarter of the conversations and of the requests."""
     shape = replace(profile.interactive, num_open=max(1, profile.conversations * num_replicas // 4))
     return Flood(tenant, Lane.INTERACTIVE, shape, depth=profile.seats * num_replicas, seed=seed)
@@ -200,6 +222,16 @@ def _told(group: GroupResult) -> dict[str, object]:
 
 
 Row = dict[str, object]
+
+
+def code_fingerprint() -> str:
+    """A digest of the rules that were simulated: rows of different rules must not be compared."""
+    root, digest = Path(__file__).parents[2], hashlib.sha256()
+    for folder in ("engines/core", "routing", "policies", "cache_affinity", "gateway/simulation"):
+        for path in sorted((root / folder).glob("*.py")):
+            digest.update(path.read_bytes())
+    digest.update((root / "engines" / "step_cost.py").read_bytes())
+    return digest.hexdigest()[:12]
 
 
 def _table(title: str, rows: Sequence[Row]) -> Table:
@@ -238,18 +270,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", choices=("isolation", "fairness"), default=["isolation", "fairness"])
     parser.add_argument("--json", type=Path, default=Path("build/benchmarks/isolation_sim.json"))
     options = parser.parse_args(arguments)
-    cells: list[tuple[str, str, Callable[[Profile, int, float], Row]]] = []
+    cells: list[tuple[str, Callable[[Profile, int, float], Row]]] = []
     if "isolation" in options.only:
-        cells += [("isolation", "", partial(isolation, bulk_growth=growth)) for growth in options.growth]
+        cells += [("isolation", partial(isolation, bulk_growth=growth)) for growth in options.growth]
     if "fairness" in options.only:
-        cells += [("flood", "", partial(flood_beside, cap=cap)) for cap in (None, 8, 2)]
-        cells += [("weights", "", weights), ("locality", "", locality)]
-    console, found = Console(), {}
-    for kind, _, measure in cells:
+        cells += [("flood", partial(flood_beside, cap=cap)) for cap in (None, 8, 2)]
+        cells += [("weights", partial(weights, quantum_tokens=quantum)) for quantum in (8192.0, 512.0)]
+        cells += [("locality", locality)]
+    console, code = Console(), code_fingerprint()
+    found: dict[str, list[Row]] = {}
+    for kind, measure in cells:
         for name in options.profiles:
             for replicas in options.replicas:
                 seconds = options.seconds or (600.0 if replicas == 1 else 60.0)
-                row = {"profile": name} | measure(PROFILES[name], replicas, seconds)
+                row = {"profile": name, "code": code} | measure(PROFILES[name], replicas, seconds)
                 found.setdefault(kind, []).append(row)
                 console.print(_table(kind, [row]))
     options.json.parent.mkdir(parents=True, exist_ok=True)

@@ -2,25 +2,30 @@
 
 import asyncio
 import contextlib
+from collections import Counter
+from dataclasses import replace
 
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from engines.contract import Fault
+from engines.contract import Fault, ReplicaError
 from gateway import admission
-from gateway.admission import Dispatch, NoTurn
+from gateway import model_queue as queues
+from gateway.admission import Dispatch
 from gateway.errors import Refused
-from gateway.model_queue import Waiting as Waiting_
 from gateway.outcome import Outcome
 from gateway.settings import LanesSection
+from gateway.turned_away import NoTurn
+from policies.caps import CapLimits
 from policies.entry import Entry
 from policies.lane import Lane
+from policies.leases import SoleHoldings
 from routing.decision import NoReplica, RouteDecision
 from routing.pool import PoolSettings
 from routing.replica import ReplicaState
-from tests.routing.fleet import Fleet
+from tests.routing.fleet import Fleet, spec
 from tests.scripted_engine import PATIENCE_S, within_patience
 
 LONG_S = 1000.0
@@ -29,23 +34,28 @@ LONG_S = 1000.0
 class Waiting:
     """A dispatch over a small fleet, and requests that take turns in it. `order`: names in the order of their turns."""
 
-    def __init__(self, replicas=1, seats=1, pool_settings=None, **lanes):
+    def __init__(self, replicas=1, seats=1, pool_settings=None, holdings=None, **lanes):
         self.fleet = Fleet(replicas, pool_settings, seats=seats)
-        self.dispatch = Dispatch(self.fleet.router, LanesSection.model_validate(lanes), lambda: self.fleet.now)
+        settings = LanesSection.model_validate(lanes)
+        self.dispatch = Dispatch(self.fleet.router, settings, lambda: self.fleet.now, holdings=holdings)
         self.order = []
         self.tasks = {}
 
-    def enter(self, name, lane=Lane.INTERACTIVE, max_wait_s=LONG_S, excluded=()):
+    def enter(self, name, lane=Lane.INTERACTIVE, max_wait_s=LONG_S, excluded=(), **of_tenant):
         """Start a request that keeps its turn until cancelled or released."""
-        query = self.fleet.query(name, lane=lane, excluded=excluded)
+        entry = self.entry(name, lane, max_wait_s, excluded, **of_tenant)
         has_turn, done = asyncio.Event(), asyncio.Event()
-        task = asyncio.ensure_future(self._take_turn(name, query, max_wait_s, has_turn, done))
+        task = asyncio.ensure_future(self._take_turn(name, entry, has_turn, done))
         self.tasks[name] = task
-        task.query, task.has_turn, task.done_with_it = query, has_turn, done
+        task.entry, task.has_turn, task.done_with_it = entry, has_turn, done
         return task
 
-    async def _take_turn(self, name, query, max_wait_s, has_turn, done):
-        async with self.dispatch.turn(entry_of(query, self.fleet.now + max_wait_s)) as turn:
+    def entry(self, name, lane=Lane.INTERACTIVE, max_wait_s=LONG_S, excluded=(), **of_tenant):
+        """The request as the queue sees it."""
+        return entry_of(self.fleet.query(name, lane=lane, excluded=excluded), self.fleet.now + max_wait_s, **of_tenant)
+
+    async def _take_turn(self, name, entry, has_turn, done):
+        async with self.dispatch.turn(entry) as turn:
             self.order.append(name)
             has_turn.set()
             await done.wait()
@@ -56,10 +66,20 @@ class Waiting:
         self.tasks[name].done_with_it.set()
         await self.tasks[name]
 
+    async def pass_time(self, seconds):
+        """The clock moves, and the timer that looks at it fires."""
+        self.fleet.now += seconds
+        self.dispatch.wake()
+        await settle()
+
     @property
     def held(self):
-        """(leases, requests waiting)."""
-        return self.fleet.pool.statistics().num_leases, self.dispatch.num_waiting
+        """(leases, requests waiting); what else a turn holds agrees with the leases."""
+        leases = self.fleet.pool.statistics().num_leases
+        waiting = self.dispatch.num_waiting
+        expected = {"waiting": waiting, "turns": leases, "holds": leases, "in_flight": leases}
+        assert self.dispatch.statistics() == expected
+        return leases, waiting
 
     async def empty(self):
         """Cancel everybody; nothing may be held then."""
@@ -70,9 +90,11 @@ class Waiting:
         assert self.dispatch.depths() == []
 
 
-def entry_of(query, deadline=float("inf"), tenant="project"):
+def entry_of(query, deadline=float("inf"), *, tenant="alder", batch_cap=None, weight=1.0):
     """The request as the queue sees it."""
-    return Entry(tenant, query.lane, Waiting_(query), deadline=deadline)
+    return Entry(
+        tenant, query.lane, queues.Waiting(query, CapLimits(per_replica=batch_cap)), weight=weight, deadline=deadline
+    )
 
 
 async def settle():
@@ -99,12 +121,12 @@ async def refusal_of(task):
 
 
 async def test_a_free_seat_is_given_at_once():
-    """Without a queue, a future or a timer."""
+    """Without waiting for the loop to come round."""
     async with waiting() as one:
-        turn = one.dispatch.enter_nowait(one.fleet.query("a"), one.fleet.now)
+        turn = one.dispatch.enter(one.entry("a")).result()
         assert (turn.decision.chosen, turn.queued_s) == ("r1", 0.0)
         assert one.held == (1, 0)
-        turn.lease.end()
+        one.dispatch.end(turn)
 
 
 async def test_a_lane_is_served_first_come_first_served():
@@ -170,18 +192,16 @@ async def test_a_newcomer_of_a_lower_lane_takes_only_what_higher_lanes_leave():
 async def test_who_comes_while_a_turn_is_on_its_way_does_not_wait_for_a_free_seat():
     """The only one waiting has its turn already, though its task has not run."""
     async with waiting(seats=2) as one:
-        for name in "ab":
-            one.enter(name)
+        turns = [one.dispatch.enter(one.entry(name)).result() for name in "ab"]
         one.enter("c")
         await settle()
-        turns = [one.tasks[name] for name in "ab"]
         for turn in turns:
-            turn.cancel()
-        await asyncio.wait(turns)
-        late = one.fleet.query("late")
-        turn = one.dispatch.enter_nowait(late, one.fleet.now)
-        assert turn is not None
-        turn.lease.end()
+            one.dispatch.end(turn)
+        assert one.held == (1, 0), "granted to c, whose task has not run; the other seat is free"
+        assert one.order == []
+        late = one.dispatch.enter(one.entry("late"))
+        assert late.done()
+        one.dispatch.end(late.result())
 
 
 async def test_reserved_seats_are_not_given_to_lower_lanes():
@@ -225,23 +245,25 @@ async def test_who_waits_too_long_is_refused():
     async with waiting() as one:
         one.enter("a")
         await settle()
-        problem = await refusal_of(one.enter("b", max_wait_s=0.01))
+        late = one.enter("b", max_wait_s=5)
+        await settle()
+        await one.pass_time(4.9)
+        assert one.held == (1, 1)
+        await one.pass_time(0.1)
+        problem = await refusal_of(late)
         assert (problem.status, problem.code, problem.outcome) == (503, "queue_timeout", Outcome.SHED)
         assert one.held == (1, 0)
 
 
-async def test_a_turn_that_comes_in_the_moment_of_the_timeout_is_given_back():
-    """And goes to the next one at once."""
+async def test_a_seat_that_comes_in_the_moment_of_the_timeout_goes_to_the_next():
+    """Nobody is given a turn that it may not use any more."""
     async with waiting() as one:
         one.enter("a")
         await settle()
-        late = one.enter("late", max_wait_s=0.01)
+        late = one.enter("late", max_wait_s=5)
         one.enter("next")
         await settle()
-        loop = asyncio.get_running_loop()
-        end = loop.time() + 0.011
-        while loop.time() < end:  # the loop must not run meanwhile: the timeout and the grant fall into its next turn
-            pass
+        one.fleet.now += 5  # no timer has fired yet: the timeout and the grant fall into one turn of the loop
         one.tasks["a"].cancel()
         assert (await refusal_of(late)).code == "queue_timeout"
         await settle()
@@ -313,11 +335,12 @@ async def test_cancelled_while_it_waits():
 async def test_cancelled_in_the_turn_of_the_loop_in_which_it_was_granted():
     """The seat is given back and goes to the next one without waiting for another event."""
     async with waiting() as one:
-        async with one.dispatch.turn(one.fleet.query("a"), LONG_S):
+        async with one.dispatch.turn(one.entry("a")):
             for name in "bc":
                 one.enter(name)
             await settle()
-        assert one.held == (1, 2), "granted, but its task has not run yet"
+        assert one.held == (1, 1), "granted, but its task has not run yet"
+        assert one.order == []
         one.tasks["b"].cancel()
         await settle()
         assert one.tasks["b"].cancelled()
@@ -328,7 +351,7 @@ async def test_cancelled_in_the_turn_of_the_loop_in_which_it_was_granted():
 async def test_closing_in_the_turn_of_the_loop_in_which_it_was_granted():
     """Who was granted a turn has it."""
     async with waiting() as one:
-        async with one.dispatch.turn(one.fleet.query("a"), LONG_S):
+        async with one.dispatch.turn(one.entry("a")):
             one.enter("b")
             await settle()
         one.dispatch.close()
@@ -351,7 +374,7 @@ async def test_a_failure_inside_the_turn_gives_it_back():
     """Whatever happened."""
     async with waiting() as one:
         with pytest.raises(RuntimeError):
-            async with one.dispatch.turn(one.fleet.query("a"), LONG_S):
+            async with one.dispatch.turn(one.entry("a")):
                 raise RuntimeError("a bug")
         assert one.held == (0, 0)
 
@@ -359,7 +382,7 @@ async def test_a_failure_inside_the_turn_gives_it_back():
 async def test_leaving_twice_is_harmless():
     """A lease is ended once."""
     async with waiting() as one:
-        holder = one.dispatch.turn(one.fleet.query("a"), LONG_S)
+        holder = one.dispatch.turn(one.entry("a"))
         turn = await holder.__aenter__()
         turn.lease.end()
         await holder.__aexit__(None, None, None)
@@ -419,12 +442,12 @@ async def test_a_place_counts_from_one_and_ends_with_the_turn():
         for name in "abc":
             one.enter(name)
             await settle()
-        assert one.dispatch.place_of(one.tasks["a"].query) is None
-        assert [one.dispatch.place_of(one.tasks[name].query)[0] for name in "bc"] == [1, 2]
+        assert one.dispatch.place_of(one.tasks["a"].entry) is None
+        assert [one.dispatch.place_of(one.tasks[name].entry)[0] for name in "bc"] == [1, 2]
         await one.release("a")
         await settle()
-        assert one.dispatch.place_of(one.tasks["b"].query) is None
-        assert one.dispatch.place_of(one.tasks["c"].query)[0] == 1
+        assert one.dispatch.place_of(one.tasks["b"].entry) is None
+        assert one.dispatch.place_of(one.tasks["c"].entry)[0] == 1
 
 
 async def test_the_estimate_learns_from_the_gaps_between_turns():
@@ -439,8 +462,174 @@ async def test_the_estimate_learns_from_the_gaps_between_turns():
             await one.release(str(number))
             await settle()
             if number == 0:
-                assert one.dispatch.place_of(one.tasks["29"].query)[1] < 28 * 2.0
-        assert one.dispatch.place_of(one.tasks["29"].query)[1] == pytest.approx(2.0, rel=0.05)
+                assert one.dispatch.place_of(one.tasks["29"].entry)[1] == pytest.approx(28 * 2.0)
+        assert one.dispatch.place_of(one.tasks["29"].entry)[1] == pytest.approx(2.0, rel=0.05)
+
+
+async def test_a_tenant_at_its_cap_waits_and_the_others_pass():
+    """A full `batch_cap` is no refusal, and no seat stands idle for it."""
+    async with waiting(seats=3) as one:
+        for number in range(3):
+            one.enter(f"a{number}", tenant="a", batch_cap=1)
+        one.enter("b", tenant="b")
+        await settle()
+        assert one.order == ["a0", "b"]
+        await one.release("a0")
+        await settle()
+        assert one.order == ["a0", "b", "a1"]
+        assert one.held == (2, 1)
+
+
+async def test_a_cap_of_nothing_is_refused_at_once():
+    """Waiting would be in vain; so it is for those who wait when the cap becomes 0."""
+    async with waiting() as one:
+        problem = await refusal_of(one.enter("none", batch_cap=0))
+        assert (problem.status, problem.code, problem.retry_after_s) == (429, "batch_cap", None)
+        for name in "abc":
+            one.enter(name, tenant=name)
+        await settle()
+        one.dispatch.recap(lambda tenant, _lane: CapLimits(per_replica=0) if tenant == "b" else None)
+        assert (await refusal_of(one.tasks["b"])).code == "batch_cap"
+        assert one.held == (1, 1)
+
+
+async def test_a_cap_that_is_raised_or_lifted_acts_on_those_who_wait():
+    """And one that is lowered holds for the next turn; whoever has a turn keeps it."""
+    async with waiting(seats=4) as one:
+        for number in range(4):
+            one.enter(f"a{number}", batch_cap=1)
+        await settle()
+        assert one.held == (1, 3)
+        one.dispatch.recap(lambda _tenant, _lane: CapLimits(per_replica=3))
+        await settle()
+        assert one.held == (3, 1)
+        one.dispatch.recap(lambda _tenant, _lane: CapLimits(per_replica=1))
+        await one.release("a0")
+        await one.release("a1")
+        await settle()
+        assert one.held == (1, 1)
+        one.dispatch.recap(lambda _tenant, _lane: CapLimits())
+        await settle()
+        assert one.held == (2, 0)
+
+
+async def test_a_tenants_flood_does_not_hold_up_another():
+    """The other tenant's first request is next, whatever waits before it."""
+    async with waiting() as one:
+        for number in range(20):
+            one.enter(f"flood{number}", tenant="flood")
+        await settle()
+        one.enter("other", tenant="other")
+        await settle()
+        await one.release("flood0")
+        await settle()
+        assert one.order == ["flood0", "other"]
+
+
+async def test_a_bulk_request_that_waited_long_is_lifted():
+    """Once: the next lifted one waits until it has ended."""
+    async with waiting(bulk={"lift_after_s": 10, "weight": 0.01}, standard={"weight": 100}) as one:
+        one.enter("first")
+        for number in range(2):
+            one.enter(f"bulk{number}", Lane.BULK, tenant="b")
+        await settle()
+        await one.pass_time(11)
+        for number in range(3):
+            one.enter(f"standard{number}", Lane.STANDARD, tenant="s")
+        await settle()
+        for name in ("first", "bulk0", "bulk1", "standard0"):
+            await one.release(name)
+            await settle()
+        assert one.order == ["first", "bulk0", "bulk1", "standard0", "standard1"]
+
+
+async def test_lanes_divide_the_seats_by_their_weights():
+    """Three standard to one bulk, by default."""
+    async with waiting(seats=4) as one:
+        for number in range(8):
+            one.enter(f"bulk{number}", Lane.BULK)
+            one.enter(f"standard{number}", Lane.STANDARD)
+        await settle()
+        for number in range(4):
+            await one.release(one.order[number])
+            await settle()
+        held = one.order[4:8]
+        assert sum(name.startswith("standard") for name in held) == 3
+
+
+async def test_a_lane_is_shed_before_the_one_above_it():
+    """Bulk at half of the longest wait, standard at 0.8, interactive not before all of it."""
+    lanes = {lane.value: {"max_wait_s": 10.0, "reserved_seats": 0} for lane in Lane}
+    async with waiting(**lanes) as one:
+        one.enter("holds")
+        one.enter("waits")
+        await settle()
+        await one.pass_time(6)
+        problem = await refusal_of(one.enter("bulk", Lane.BULK))
+        assert (problem.status, problem.code, problem.outcome) == (503, "shed", Outcome.SHED)
+        assert problem.retry_after_s >= 1
+        one.enter("standard", Lane.STANDARD)
+        await settle()
+        await one.pass_time(3)
+        assert (await refusal_of(one.enter("standard2", Lane.STANDARD))).code == "shed"
+        one.enter("person")
+        await settle()
+        assert one.held == (1, 3)
+
+
+async def test_bulk_is_shed_by_its_own_wait_though_seats_are_kept_from_it():
+    """Reserved seats that stand idle are no relief for whom they are not."""
+    lanes = {lane.value: {"max_wait_s": 10.0} for lane in Lane}
+    async with waiting(seats=2, pool_settings=PoolSettings({Lane.INTERACTIVE: 1}), **lanes) as one:
+        for number in range(2):
+            one.enter(f"bulk{number}", Lane.BULK)
+        await settle()
+        assert one.held == (1, 1)
+        await one.pass_time(6)
+        assert (await refusal_of(one.enter("late", Lane.BULK))).code == "shed"
+        one.enter("person")
+        await settle()
+        assert one.order[-1] == "person"
+
+
+async def test_a_deadline_that_cannot_be_met_is_refused_at_once():
+    """Once the drain rate is known; with the client's own deadline it is a 504, and it says when to come back."""
+    async with waiting() as one:
+        for number in range(30):
+            one.enter(str(number))
+        await settle()
+        for number in range(10):
+            one.fleet.now += 2.0
+            await one.release(str(number))
+            await settle()
+        entry = one.entry("hasty", max_wait_s=5.0)
+        entry.request.has_deadline = True
+        with pytest.raises(Refused) as caught:
+            one.dispatch.enter(entry)
+        problem = caught.value.problem
+        assert (problem.status, problem.code, problem.outcome) == (504, "deadline", Outcome.TIMED_OUT)
+        assert problem.retry_after_s >= 2.0
+        assert (await refusal_of(one.enter("patient", max_wait_s=5.0))).status == 503
+
+
+async def test_units_of_a_lease_are_given_back_with_the_turn():
+    """Finished, failed and abandoned; a seat that the lease refuses is nobody's until it is asked again."""
+    holdings = SoleHoldings()
+    async with waiting(seats=2, holdings=holdings) as one:
+        assert holdings.try_take("seat:r1:interactive", 2, 0.0)  # another gateway's, in the eyes of this one
+        for name in "abc":
+            one.enter(name, batch_cap=2)
+        await settle()
+        assert one.held == (1, 2)
+        assert holdings.statistics()["units_in_use"] == 1 + 2
+        one.tasks["a"].cancel()
+        await settle()
+        assert one.held == (1, 1)
+        holdings.give_back("seat:r1:interactive")
+        one.dispatch.wake()
+        await settle()
+        assert one.held == (2, 0)
+    assert holdings.statistics()["units_in_use"] == 0
 
 
 async def test_depths_name_every_queue_in_use():
@@ -455,16 +644,49 @@ async def test_depths_name_every_queue_in_use():
         ]
 
 
+class Shared(SoleHoldings):
+    """Leases that may refuse any unit, as they do when other gateways have them."""
+
+    def __init__(self):
+        super().__init__()
+        self.refused = set()
+
+    def try_take(self, resource, limit, now, waiting=1):
+        """Whether a unit was taken."""
+        if any(part in resource for part in self.refused):
+            return False
+        return super().try_take(resource, limit, now, waiting)
+
+
+def _batch_of(turn):
+    return turn.entry.tenant, turn.entry.lane, turn.decision.chosen
+
+
+TENANTS = {"a": 1.0, "b": 2.0, "c": 0.5}
+
+
 class DispatchMachine(RuleBasedStateMachine):
-    """Requests come, wait, are served, end and leave in any order, also within one turn of the loop."""
+    """Requests come, wait, are served, fail, end and leave in any order, also within one turn of the loop.
+
+    Bulk is pinned to r2. Caps, replicas and leases change under those who wait.
+    """
 
     def __init__(self):
         super().__init__()
         self.loop = asyncio.new_event_loop()
+        self.holdings = Shared()
         self.one = Waiting(
-            replicas=2, seats=2, pool_settings=PoolSettings({Lane.INTERACTIVE: 1}), standard={"queue": 3}
+            replicas=2,
+            seats=3,
+            pool_settings=PoolSettings({Lane.INTERACTIVE: 1}),
+            holdings=self.holdings,
+            standard={"queue": 3},
+            bulk={"lift_after_s": 50},
         )
-        self.holding = set()
+        self.one.fleet.pool.upsert(spec("r2", seats=3, labels={"pool": "bulk"}), self.one.fleet.now)
+        self.caps = {"a": 1, "b": 2, "c": None}
+        self.highest_cap = dict(self.caps)
+        self.turns = {}  # by name, of those whose task knows of it
         self.count = 0
 
     def run_once(self):
@@ -477,28 +699,49 @@ class DispatchMachine(RuleBasedStateMachine):
         for _ in range(12):
             self.run_once()
 
-    async def _live(self, name, query, done):
-        async with self.one.dispatch.turn(query, LONG_S):
-            self.holding.add(name)
+    async def _live(self, name, entry, done):
+        async with self.one.dispatch.turn(entry) as turn:
+            self.turns[name] = turn
+            self._cap_holds(turn)
             try:
-                await done.wait()
+                if await done.wait() and name % 3 == 0:
+                    raise ReplicaError(Fault.RESET, "it broke")
             finally:
-                self.holding.discard(name)
+                del self.turns[name]
 
-    @rule(lane=st.sampled_from(Lane), excluded=st.sampled_from([(), (), ("r1",)]))
-    def comes(self, lane, excluded):
-        """A request arrives."""
+    def _cap_holds(self, turn):
+        """The turn is within its tenant's cap, unless the cap was lowered since; that ends nothing."""
+        cap = turn.entry.request.caps.per_replica
+        names = [_batch_of(other) for other in self.turns.values() if not other.is_over]
+        highest = self.highest_cap[turn.entry.tenant]
+        assert cap is None or highest is None or names.count(_batch_of(turn)) <= highest
+
+    def _start(self, tenant, lane, excluded):
         self.count += 1
-        query = self.one.fleet.query(f"text {self.count}", lane=lane, excluded=excluded)
+        labels = {("pool", "bulk")} if lane is Lane.BULK else frozenset()
+        query = replace(self.one.fleet.query(f"text {self.count}", lane=lane, excluded=excluded), labels=labels)
+        deadline = self.one.fleet.now + 200
+        entry = entry_of(query, deadline, tenant=tenant, batch_cap=self.caps[tenant], weight=TENANTS[tenant])
         done = asyncio.Event()
-        task = self.loop.create_task(self._live(self.count, query, done))
-        task.done_with_it, task.query = done, query
+        task = self.loop.create_task(self._live(self.count, entry, done))
+        task.done_with_it, task.entry = done, entry
         self.one.tasks[self.count] = task
+
+    @rule(
+        tenant=st.sampled_from(sorted(TENANTS)),
+        lane=st.sampled_from(Lane),
+        excluded=st.sampled_from([(), (), ("r1",), ("r2",), ("r1", "r2")]),
+        num=st.integers(1, 4),
+    )
+    def come(self, tenant, lane, excluded, num):
+        """Requests arrive, some of them for another try."""
+        for _ in range(num):
+            self._start(tenant, lane, excluded)
 
     @precondition(lambda self: self.one.tasks)
     @rule(data=st.data())
     def ends(self, data):
-        """A request that may or may not have its turn yet will end as soon as it has."""
+        """A request that may or may not have its turn yet will end, or fail, as soon as it has."""
         self.one.tasks[data.draw(st.sampled_from(sorted(self.one.tasks)))].done_with_it.set()
 
     @precondition(lambda self: self.one.tasks)
@@ -507,22 +750,52 @@ class DispatchMachine(RuleBasedStateMachine):
         """A client leaves, wherever its request is."""
         self.one.tasks[data.draw(st.sampled_from(sorted(self.one.tasks)))].cancel()
 
+    @precondition(lambda self: self.turns)
+    @rule(data=st.data(), cost=st.floats(0, 1e6))
+    def ends_early(self, data, cost):
+        """A turn is ended by hand, and again by its holder."""
+        turn = self.turns[data.draw(st.sampled_from(sorted(self.turns)))]
+        turn.cost = cost
+        self.one.dispatch.end(turn)
+
+    @precondition(lambda self: self.turns)
+    @rule(data=st.data(), fault=st.sampled_from([Fault.BACKPRESSURE, Fault.CONNECT]))
+    def fails(self, data, fault):
+        """A replica asks for a wait or does not answer: the breaker sets it aside."""
+        turn = self.turns[data.draw(st.sampled_from(sorted(self.turns)))]
+        self.one.fleet.router.observe_failure(turn.lease, fault, self.one.fleet.now, retry_after_s=20)
+
     @rule(name=st.sampled_from(["r1", "r2"]), state=st.sampled_from(ReplicaState))
     def moves(self, name, state):
         """A replica changes its state."""
         self.one.fleet.pool.move(name, state)
         self.loop.call_soon(self.one.dispatch.wake)
 
-    @rule()
-    def restarts(self):
-        """A replica is removed and comes back while its leases are open."""
+    @rule(is_back=st.booleans())
+    def restarts(self, is_back):
+        """A replica is removed, and mostly comes back, while its leases are open."""
         self.one.fleet.pool.remove("r1")
-        self.one.fleet.add("r1", seats=2)
+        if is_back:
+            self.one.fleet.add("r1", seats=3)
         self.loop.call_soon(self.one.dispatch.wake)
+
+    @rule(tenant=st.sampled_from(sorted(TENANTS)), cap=st.sampled_from([None, 0, 1, 2]))
+    def caps_change(self, tenant, cap):
+        """An administrator changes a tenant's cap."""
+        self.caps[tenant] = cap
+        highest = self.highest_cap[tenant]
+        self.highest_cap[tenant] = None if None in {cap, highest} else max(cap, highest)
+        self.one.dispatch.recap(lambda one, _lane: CapLimits(per_replica=cap) if one == tenant else None)
+
+    @rule(refused=st.sets(st.sampled_from(["seat:r1", "seat:r2:standard", "batch:a", "batch:b:bulk"]), max_size=2))
+    def leases_change(self, refused):
+        """Other gateways take units, or give them back."""
+        self.holdings.refused = refused
+        self.one.dispatch.wake_caps()
 
     @rule(seconds=st.floats(0, 100))
     def time_passes(self, seconds):
-        """The clock moves."""
+        """The clock moves; the timer has not fired yet."""
         self.one.fleet.now += seconds
 
     @rule()
@@ -534,41 +807,53 @@ class DispatchMachine(RuleBasedStateMachine):
     def many_turns(self):
         """The loop runs until all is quiet; then everything adds up and no seat is left idle for nothing."""
         self.run_dry()
-        dispatch, fleet = self.one.dispatch, self.one.fleet
-        live = [name for name, task in self.one.tasks.items() if not task.done()]
-        waiting_now = [name for name in live if name not in self.holding]
-        assert fleet.pool.statistics().num_leases == len(self.holding)
-        assert dispatch.num_waiting == len(waiting_now)
-        assert sum(depth for _, _, depth in dispatch.depths()) == len(waiting_now)
-        dispatch.wake()
+        self.one.dispatch.wake_caps()
         self.run_dry()
-        for name in waiting_now:
-            place = dispatch.place_of(self.one.tasks[name].query)
-            if place is not None and place[0] == 1:
-                decision = fleet.router.route(self.one.tasks[name].query, fleet.now)
-                assert not isinstance(decision, RouteDecision), "a seat is idle while somebody waits for it"
+        live = [name for name, task in self.one.tasks.items() if not task.done()]
+        waiting_now = [self.one.tasks[name].entry for name in live if name not in self.turns]
+        dispatch = self.one.dispatch
+        assert dispatch.statistics()["turns"] == len([turn for turn in self.turns.values() if not turn.is_over])
+        assert dispatch.num_waiting == sum(depth for _, _, depth in dispatch.depths()) == len(waiting_now)
+        if not self.holdings.refused:
+            for entry in waiting_now:
+                assert dispatch.place_of(entry) is not None
+                self._has_no_room(entry)
 
-    @precondition(lambda self: self.count > 3)
+    def _has_no_room(self, entry):
+        cap = entry.request.caps.per_replica
+        held = Counter(
+            turn.decision.chosen
+            for turn in self.turns.values()
+            if (turn.entry.tenant, turn.entry.lane) == (entry.tenant, entry.lane) and not turn.is_over
+        )
+        barred = {name for name in ("r1", "r2") if cap is not None and held[name] >= cap}
+        decision = self.one.fleet.router.route(replace(entry.request.query, barred=barred), self.one.fleet.now)
+        assert not isinstance(decision, RouteDecision), "a seat is idle while somebody waits for it"
+
+    @precondition(lambda self: self.count > 5)
     @rule()
     def closes(self):
         """The gateway stops."""
         self.one.dispatch.close()
 
     @invariant()
-    def never_more_than_there_is(self):
-        """Seats are not given twice, not even between two turns of the loop."""
+    def everything_adds_up(self):
+        """What turns hold and what is counted agree, also between two turns of the loop; seats are not given twice."""
+        leases, _ = self.one.held
         for replica in self.one.fleet.pool:
             assert sum(replica.in_flight) == replica.num_in_flight <= replica.spec.seats
             assert replica.outstanding_tokens >= 0
+        assert leases <= self.holdings.statistics()["units_in_use"] <= leases * (len(Lane) + 1)
         assert self.one.dispatch.num_waiting <= len(self.one.tasks)
 
     def teardown(self):
         """In the end nobody holds anything."""
         try:
             self.loop.run_until_complete(self.one.empty())
+            assert self.holdings.statistics()["units_in_use"] == 0
         finally:
             self.loop.close()
 
 
-DispatchMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=30, deadline=None)
+DispatchMachine.TestCase.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
 TestDispatchMachine = DispatchMachine.TestCase

@@ -31,6 +31,7 @@ def test_a_gateway_gets_the_port_of_the_flags_and_the_same_configuration():
         "--home": "/home/x",
         "--control": "/run/g.sock",
         "--port": "9",
+        "--number": "1",
     }
     assert spec.grace_s > 3
 

@@ -99,7 +99,7 @@ def test_a_lane_keeps_its_other_defaults_when_one_key_is_set(file, monkeypatch):
 NUMBERS = {
     "gateway.port": ("-1", "65536"),
     "gateway.admin_port": ("-1", "65536"),
-    "gateway.processes": ("0", "2"),
+    "gateway.processes": ("0", "65"),
     "gateway.max_body_mb": ("0", "1025"),
     "gateway.drain_s": ("-1", "86401"),
     "gateway.max_connections": ("0", "1000001"),

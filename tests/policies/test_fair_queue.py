@@ -195,9 +195,9 @@ def test_a_head_is_passed_at_most_k_times_then_it_is_next():
     assert served(picks) == ["hit", "hit", "hit", "miss", "hit"]
 
 
-def test_within_a_flow_an_entry_is_overtaken_at_most_k_times():
+def test_within_a_flow_an_entry_is_overtaken_less_often_than_the_window_is_wide():
     """A tenant's own unlucky request must not starve behind its lucky ones."""
-    fair = queue(skips=3, window=2)
+    fair = queue(window=4)
     cold = entry(request="cold")
     warm = [entry(request=number) for number in range(9)]
     pushed(fair, cold, *warm)
@@ -206,12 +206,12 @@ def test_within_a_flow_an_entry_is_overtaken_at_most_k_times():
 
 
 def test_with_no_skips_and_no_quantum_the_least_served_is_always_next():
-    """K = 0 and Q = 0 are strict fair queueing."""
-    fair = queue(quantum_tokens=0, skips=0)
+    """K = 0, Q = 0 and W = 1 are strict fair queueing."""
+    fair = queue(quantum_tokens=0, skips=0, window=1)
     entries = [entry(tenant) for tenant in "aaaabbbb"]
     pushed(fair, *entries)
     gains = {one: number for number, one in enumerate(entries)}
-    assert served(drained(fair, offering(gains))) == list("abababab")
+    assert [picked.entry for picked in drained(fair, offering(gains))] == [entries[i] for i in (0, 4, 1, 5, 2, 6, 3, 7)]
 
 
 def test_no_more_offers_are_asked_for_than_heads():
@@ -230,6 +230,66 @@ def test_heads_come_before_what_waits_behind_them():
     asked = []
     fair.pick(lambda one: asked.append((one.tenant, one.request)) or Offer(0, 1), NOW)
     assert asked == [("a", 0), ("b", 0), ("a", 1), ("b", 1), ("a", 2)]
+
+
+def test_those_at_home_where_a_seat_is_free_are_asked_first():
+    """With many waiting, the few questions go to those that the seat's replica is warm for; the first turn always has one."""
+    fair = queue(heads=3)
+    pushed(fair, *(entry(tenant, request=number, home=f"r{number}") for tenant in "abc" for number in range(9)))
+    asked = []
+
+    def chooser(one):
+        asked.append((one.tenant, one.request))
+        return Offer(float(one.home == "r7"), 100)
+
+    assert fair.pick(chooser, NOW, near=["r7"]).entry.request == 7
+    assert asked == [("a", 0), ("a", 7), ("b", 7)]
+
+
+def test_home_is_no_more_than_a_hint():
+    """Nobody at home, or nobody with a home: the turns are as without."""
+    fair = queue()
+    pushed(fair, entry("a", home="r1"), entry("b"), entry("a"))
+    picks = [fair.pick(offering(), NOW, near=["r2", "r3"]) for _ in range(3)]
+    assert served(picks) == ["a", "b", "a"]
+
+
+def test_an_entry_at_home_beyond_the_window_is_not_asked():
+    """The window bounds how far the hit may reach in a flow."""
+    fair = queue(window=4)
+    entries = [entry(request=number, home="warm" if number >= 4 else None) for number in range(6)]
+    pushed(fair, *entries)
+    gains = {one: one.request for one in entries}
+    picks = [fair.pick(lambda one: Offer(gains[one], 1), NOW, near=["warm"]) for _ in range(3)]
+    assert [picked.entry.request for picked in picks] == [3, 2, 1]
+    assert fair.pick(lambda one: Offer(gains[one], 1), NOW, near=["warm"]).entry.request == 0
+    assert fair.pick(lambda one: Offer(gains[one], 1), NOW, near=["warm"]).entry.request == 5
+
+
+def test_an_entry_at_home_that_is_set_aside_or_leaves_is_not_asked():
+    """The order by home follows every way in and out."""
+    fair = queue()
+    first, gone, barred, last = (entry(request=number, home="r") for number in range(4))
+    pushed(fair, first, gone, barred, last)
+    fair.remove(gone, NOW)
+    answers = {first: Offer(0, 1), barred: NoRoom.ENTRY, last: Offer(0, 1)}
+    assert fair.pick(answers.__getitem__, NOW, near=["r"]).entry is first
+    assert fair.pick(answers.__getitem__, NOW, near=["r"]).entry is last
+    fair.wake()
+    assert fair.pick(offering(), NOW, near=["r"]).entry is barred
+
+
+def test_those_at_home_are_asked_in_order_after_a_wake_too():
+    """What was set aside returns to its place among those of its home."""
+    fair = queue(heads=2, window=8)
+    away, first, second = entry(), entry(home="r"), entry(home="r")
+    pushed(fair, away, first, second)
+    answers = {away: NoRoom.ENTRY, first: NoRoom.ENTRY, second: NoRoom.ENTRY}
+    assert fair.pick(answers.__getitem__, NOW, near=["r"]) is None
+    fair.wake()
+    asked = []
+    fair.pick(lambda one: asked.append(one) or Offer(0, 1), NOW, near=["r"])
+    assert asked == [away, first]
 
 
 def test_service_follows_the_weights():
@@ -556,7 +616,15 @@ def test_a_changed_weight_acts_at_once_and_settles_by_the_old_one():
 
 @pytest.mark.parametrize(
     "bad",
-    [{"quantum_tokens": -1}, {"skips": -1}, {"window": 0}, {"heads": 9, "asks": 8}, {"lanes": {}}, {"idle_flows": 0}],
+    [
+        {"quantum_tokens": -1},
+        {"skips": -1},
+        {"window": 0},
+        {"flows": 0},
+        {"heads": 9, "asks": 8},
+        {"lanes": {}},
+        {"idle_flows": 0},
+    ],
 )
 def test_senseless_settings_are_refused(bad):
     """At start-up, not at the first request."""

@@ -30,7 +30,8 @@ def fair_settings(draw) -> FairSettings:
     return FairSettings(
         quantum_tokens=draw(st.sampled_from([0.0, 50.0, 500.0, 5000.0])),
         skips=draw(st.integers(0, 4)),
-        window=draw(st.integers(1, 4)),
+        window=draw(st.integers(1, 5)),
+        flows=draw(st.integers(1, 6)),
         heads=heads,
         asks=draw(st.integers(heads, 12)),
         output_weight=1.0,
@@ -109,7 +110,7 @@ def test_the_service_gap_of_flows_that_wait_throughout_is_within_the_bound(data)
     for _ in range(data.draw(st.integers(20, 150))):
         for tenant, account in accounts.items():  # these wait throughout
             while sum(one.tenant == tenant for one in waiting_of(fair)) < random.choice([1, 3, 6]):
-                fair.push(Entry(tenant, Lane.STANDARD, weight=account.weight), 0.0)
+                fair.push(Entry(tenant, Lane.STANDARD, weight=account.weight, home=home_of(random)), 0.0)
         if random.random() < 0.3:  # others come, some of which are barred
             fair.push(Entry(f"guest{random.randrange(4)}", Lane.STANDARD, weight=random.choice([0.3, 4.0])), 0.0)
         if random.random() < 0.2:
@@ -124,7 +125,7 @@ def test_the_service_gap_of_flows_that_wait_throughout_is_within_the_bound(data)
             gain = random.random() + (one.tenant == favourite)
             return Offer(gain, random.choice([1, 20, 300]) if one.tenant != favourite else 100)
 
-        picked = fair.pick(chooser, 0.0)
+        picked = fair.pick(chooser, 0.0, near_of(random))
         if is_full:
             fair.wake()
         if picked is not None:
@@ -181,19 +182,29 @@ def next_of(fair, chooser, now=0.0) -> Picked | None:
     return picked
 
 
+def home_of(random) -> str | None:
+    return random.choice([None, "r1", "r2", "r3"])
+
+
+def near_of(random) -> list[str]:
+    return random.choice([[], ["r1"], ["r2", "r3"]])
+
+
 def waiting_of(fair) -> list[Entry]:
     return [one for lane in fair._lanes for one in lane.arrivals]
 
 
 @settings(max_examples=150, deadline=None)
 @given(fair_settings(), randoms)
-def test_nobody_with_room_is_passed_more_than_k_times(rules, random):
+def test_nobody_with_room_is_passed_or_overtaken_more_often_than_the_settings_say(rules, random):
     """Counted here from outside: whose turn came first by counter and arrival, had room, and saw another go."""
     fair = FairQueue(rules)
-    passes, has_room, gains = Counter(), {}, {}
+    passed, overtaken, has_room, gains = Counter(), Counter(), {}, {}
     for step in range(random.randrange(20, 200)):
         for _ in range(random.randrange(3)):
-            one = Entry(f"t{random.randrange(5)}", Lane.STANDARD, step, weight=random.choice([1.0, 3.0]))
+            one = Entry(
+                f"t{random.randrange(5)}", Lane.STANDARD, step, weight=random.choice([1.0, 3.0]), home=home_of(random)
+            )
             has_room[one] = random.random() < 0.8
             gains[one] = random.random()
             fair.push(one, float(step))
@@ -207,18 +218,21 @@ def test_nobody_with_room_is_passed_more_than_k_times(rules, random):
                 turns[one.tenant].append(one)
         counters = {tenant: entries[0].flow.counter for tenant, entries in turns.items()}
         picked = fair.pick(
-            lambda one: Offer(gains[one], 100 + one.request % 7) if has_room[one] else NoRoom.ENTRY, float(step)
+            lambda one: Offer(gains[one], 100 + one.request % 7) if has_room[one] else NoRoom.ENTRY,
+            float(step),
+            near_of(random),
         )
         if picked is None:
             continue
         for tenant, entries in turns.items():
             if tenant == picked.entry.tenant:
-                passes.update(one for one in entries if has_room[one] and one.number < picked.entry.number)
+                overtaken.update(one for one in entries if has_room[one] and one.number < picked.entry.number)
             elif counters[tenant] < counters[picked.entry.tenant]:
-                passes.update(one for one in entries[:1] if has_room[one])
+                passed.update(one for one in entries[:1] if has_room[one])
         if random.random() < 0.7:
             fair.settle(picked, picked.charged, float(step))
-    assert all(count <= rules.skips for count in passes.values())
+    assert all(count <= rules.skips for count in passed.values())
+    assert all(count < rules.window for count in overtaken.values())
 
 
 @settings(max_examples=150, deadline=None)
@@ -327,22 +341,25 @@ class Traffic(RuleBasedStateMachine):
         self.open: list[Picked] = []
 
     @rule(
-        tenant=st.sampled_from("abcd"), lane=st.sampled_from(Lane), wait_s=st.sampled_from([0.1, 1.0, 5.0, 1e9, None])
+        tenant=st.sampled_from("abcd"),
+        lane=st.sampled_from(Lane),
+        wait_s=st.sampled_from([0.1, 1.0, 5.0, 1e9, None]),
+        home=st.sampled_from(["r1", "r2", None]),
     )
-    def push(self, tenant, lane, wait_s):
-        one = Entry(tenant, lane, weight=ord(tenant) - 96.0)
+    def push(self, tenant, lane, wait_s, home):
+        one = Entry(tenant, lane, weight=ord(tenant) - 96.0, home=home)
         if wait_s is not None:
             one.deadline = self.now + wait_s
         assert self.fair.push(one, self.now) is None
         self.waiting.append(one)
 
-    @rule(data=st.data())
-    def pick(self, data):
+    @rule(data=st.data(), near=st.sampled_from([(), ("r1",), ("r2", "r1")]))
+    def pick(self, data, near):
         answers = st.one_of(
             st.tuples(st.floats(0, 9), st.integers(0, 500)).map(lambda offer: Offer(*offer)),
             st.sampled_from(list(NoRoom)[1:]),
         )
-        picked = self.fair.pick(lambda _: data.draw(answers), self.now)
+        picked = self.fair.pick(lambda _: data.draw(answers), self.now, near)
         if picked is not None:
             self.waiting.remove(picked.entry)
             self.open.append(picked)

@@ -18,7 +18,7 @@ def feed(
     one: ItlCorrection, gap: float, requests: int, *, at: float = 0.0, bulk: float = 2.0, fixed: bool = True
 ) -> float:
     """Requests of 20 gaps each second; the time of the last."""
-    for number in range(requests):
+    for _ in range(requests):
         at += 1.0
         one.observe(seen(at, gap, bulk=bulk), 1.0, 1.0 if fixed else 1.15, is_fixed=fixed)
     return at
@@ -146,5 +146,5 @@ def test_room_is_always_within_its_bounds(requests):
 )
 def test_senseless_settings_are_refused(changes):
     """Among them a p95 of fewer than 200 gaps."""
-    with pytest.raises(ValueError, match="room|p95|short"):
+    with pytest.raises(ValueError, match=r"room|p95|short"):
         CorrectionSettings(**changes)

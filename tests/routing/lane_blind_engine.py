@@ -7,6 +7,7 @@ replica, people who come at random, and as much unstreamed bulk as the gateway l
 import random
 from collections import deque
 from dataclasses import dataclass, field
+from itertools import pairwise
 
 from engines.contract import Capabilities
 from engines.step_cost import StepCost
@@ -83,7 +84,9 @@ class Simulation:
         refresh_at = fleet.now
         while fleet.now < end:
             while arrives_at <= fleet.now and people_every_s:
-                self.waiting.append(Sequence(Lane.INTERACTIVE, self._size(people[0]), self._size(people[1]), arrives_at))
+                self.waiting.append(
+                    Sequence(Lane.INTERACTIVE, self._size(people[0]), self._size(people[1]), arrives_at)
+                )
                 arrives_at += self._pause(people_every_s)
             if self.control and fleet.now >= refresh_at:
                 self.control.refresh()
@@ -178,7 +181,7 @@ class Simulation:
             return
         self.running.remove(one)
         if is_streamed:
-            gaps = [b - a for a, b in zip(times, times[1:], strict=False)]
+            gaps = [after - before for before, after in pairwise(times)]
             self.outcome.ttfts.append(times[0] - one.arrived_at)
             self.outcome.gaps.extend(gaps)
             if self.control:
@@ -186,5 +189,6 @@ class Simulation:
         else:
             self.outcome.bulk_tokens += one.prompt_tokens + one.answer_tokens
             if self.control:
+                self.control.observe_whole(one.lease, one.answer_tokens, now)
                 self.control.budget.earn(one.prompt_tokens + one.answer_tokens)
         one.lease.end()

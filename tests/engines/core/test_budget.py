@@ -72,6 +72,13 @@ def test_a_bulk_prompt_gets_what_the_objective_leaves():
     assert granted(budget(itl_p95_s=0.02), decoding(), seated(400, 0, 1, BULK)) == [1, 90]
 
 
+def test_a_bulk_prompt_does_not_dribble_along_by_a_token_or_two():
+    """The model would allow five; a device takes so few no faster than as many rows. A short rest is no prompt."""
+    limit = {"itl_p95_s": 0.01155}
+    assert granted(budget(**limit), decoding(), seated(400, 0, 1, BULK)) == [1, 0]
+    assert granted(budget(**limit), decoding(), seated(400, 395, 1, BULK)) == [1, 5]
+
+
 def test_bulk_is_not_added_to_an_urgent_prompts_step():
     """It would be added to a TTFT, whatever the objective for gaps."""
     assert granted(budget(itl_p95_s=0.5), decoding(), seated(50, 0), decoding(1, BULK)) == [1, 50, 0]

@@ -335,6 +335,8 @@ def test_a_bad_model_file_is_one_sentence_and_exit_1(tmp_path, content):
         ("--engine", "fake", "--model", "two words"),
         ("--engine", "fake", "--max-seqs", "0"),
         ("--engine", "fake", "--max-seqs", "9", "--max-step-tokens", "8"),
+        ("--engine", "fake", "--itl-p95-s", "0"),
+        ("--engine", "fake", "--max-step-s", "-1"),
         ("--engine", "fake", "--log-level", "loud"),
         ("--nonsense",),
     ],

@@ -1,0 +1,138 @@
+"""Peers that meet in Redis: this gateway's leases, kept in the background, and what the dead have left behind.
+
+Loaded only with a shared store. Holds no rule: what is leased and lent, `policies/leases.py` and its neighbours say.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Self
+
+from observability import logs
+from policies.leases import LEASE_S
+from policies.local_holdings import LocalHoldings
+from policies.quota_share import share_of
+from policies.redis_leases import RedisLeases, bury, lease_clock, new_gateway_id
+from policies.redis_link import RedisLink
+from policies.store import StoreError
+
+# What is lent again, divided by the gateways, when the store is away: better a part of the seats than none.
+FALLBACK_FAMILIES = ("seat", "cap", "batch")
+ENGINE_NOTICES_S = 0.5  # chosen: an engine ends the requests of a process that died, and a lease is far from over
+
+_LOOK_EVERY_S = 0.05
+
+
+class RedisPeers:
+    """`Peers` at the Redis of `url`. `async with` it: leases are kept inside, and all are given back at the end.
+
+    `number`: which of its node's `processes` this gateway is, from 1. Set `on_raise` before entering: it is called when
+    there is more to take than before. A lease's clock goes on while the machine sleeps, so the `now` of the callers,
+    which does not, is not used.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        number: int,
+        processes: int,
+        lease_s: float = LEASE_S,
+        clock: Callable[[], float] = lease_clock,
+    ) -> None:
+        self.on_raise: Callable[[], None] = lambda: None
+        self._number = number
+        self._processes = processes
+        self._clock = clock
+        self._link = RedisLink(url)
+        self._holdings = LocalHoldings(new_gateway_id(), lease_s=lease_s, fallback_families=FALLBACK_FAMILIES)
+        self._leases = RedisLeases(self._link, self._holdings, clock=clock, on_raise=self._on_raise)
+
+    @property
+    def gateway(self) -> str:
+        """The id by which the leases know this run of the process."""
+        return self._holdings.gateway
+
+    @property
+    def num_gateways(self) -> int:
+        """Living gateways, this one included, as last told; 0 before the first answer."""
+        return self._holdings.num_gateways
+
+    @property
+    def is_degraded(self) -> bool:
+        """Whether the store has not answered for a lease."""
+        return self._leases.is_degraded
+
+    async def until_granting(self) -> None:
+        """Wait while leases are not granted yet, as for a lease after the first start of all; two leases at most."""
+        ends_at = self._clock() + 2 * self._holdings.lease_s
+        while (self.is_degraded or self._holdings.is_recovering) and self._clock() < ends_at:  # noqa: ASYNC110  # once, at the start
+            await asyncio.sleep(_LOOK_EVERY_S)
+
+    def share(self, limit: int) -> int:
+        """The part of a request limit that this gateway enforces by itself."""
+        return share_of(limit, number=self._number, processes=self._processes, living=self.num_gateways)
+
+    def try_take(self, resource: str, limit: int, now: float, waiting: int = 1) -> bool:  # noqa: ARG002
+        """Whether a unit was taken."""
+        return self._holdings.try_take(resource, limit, self._clock(), waiting)
+
+    def give_back(self, resource: str) -> None:
+        """A taken unit is free again."""
+        self._holdings.give_back(resource)
+
+    def relimit(self, resource: str, limit: int) -> None:
+        """A limit changed."""
+        self._holdings.relimit(resource, limit)
+
+    def overdue(self, now: float) -> dict[str, int]:  # noqa: ARG002
+        """Units in use without a valid lease."""
+        return self._holdings.overdue(self._clock())
+
+    def statistics(self) -> dict[str, int]:
+        """`units_in_use` is 0 when quiescent."""
+        return self._holdings.statistics()
+
+    def _on_raise(self) -> None:
+        self.on_raise()
+
+    async def __aenter__(self) -> Self:
+        await self._leases.__aenter__()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._leases.__aexit__()
+        await self._link.close()
+
+    def __repr__(self) -> str:
+        return f"<RedisPeers {self._number} of {self._processes} {self._leases!r}>"
+
+
+class Burials:
+    """The supervisor's: what a gateway process held returns soon after it died, not only when its lease ends."""
+
+    def __init__(self, url: str, *, wait_s: float = ENGINE_NOTICES_S) -> None:
+        self._link = RedisLink(url)
+        self._wait_s = wait_s
+        self._under_way: set[asyncio.Task[None]] = set()
+
+    def died(self, gateway: str) -> None:
+        """The process with this id has ended."""
+        burial = asyncio.get_running_loop().create_task(self._bury(gateway))
+        self._under_way.add(burial)
+        burial.add_done_callback(self._under_way.discard)
+
+    async def close(self) -> None:
+        """Leave what is under way to the leases."""
+        for burial in self._under_way:
+            burial.cancel()
+        await asyncio.gather(*self._under_way, return_exceptions=True)
+        await self._link.close()
+
+    async def _bury(self, gateway: str) -> None:
+        await asyncio.sleep(self._wait_s)
+        try:
+            had_leases = await bury(self._link, gateway)
+        except StoreError as error:
+            logs.get().warning("gateway.not_buried", gateway=gateway, reason=str(error))
+        else:
+            logs.get().info("gateway.buried", gateway=gateway, had_leases=had_leases)

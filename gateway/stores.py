@@ -1,0 +1,53 @@
+"""The store that the configuration names: SQLite for one gateway, Redis where several share it."""
+
+import contextlib
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+from gateway.home import store_path
+from gateway.settings import StoreSection
+from policies.sqlite_store import SqliteStore
+from policies.store import Store
+
+# Redis is loaded only where it is used: one process with SQLite pays nothing for it.
+
+
+def store_name(section: StoreSection, home: Path) -> str:
+    """The store as it may be shown, without a password. Raises `ConfigError`, `StoreError` for a URL of no store."""
+    if not section.is_shared:
+        return str(store_path(section.url, home))
+    from policies.redis_link import RedisLink
+
+    return RedisLink(section.url).name
+
+
+@contextlib.asynccontextmanager
+async def opened(section: StoreSection, home: Path) -> AsyncIterator[Store]:
+    """The store, made at the first start, closed at the end. Raises `ConfigError`, `StoreError`."""
+    store: Store
+    if section.is_shared:
+        from policies.redis_store import RedisStore
+
+        store = await RedisStore.open(section.url)
+    else:
+        store = await SqliteStore.open(store_path(section.url, home))
+    try:
+        yield store
+    finally:
+        await store.close()
+
+
+async def is_made(section: StoreSection, home: Path) -> bool:
+    """Whether there is something in the store, without making it. Raises `ConfigError`, `StoreError`."""
+    if not section.is_shared:
+        return store_path(section.url, home).exists()
+    from policies.redis_leases import PREFIX
+    from policies.redis_link import RedisLink
+    from policies.redis_rows import Names
+
+    link = RedisLink(section.url)
+    try:
+        await link.check()
+        return bool(await link.call(lambda redis: redis.exists(Names(PREFIX).meta)))
+    finally:
+        await link.close()

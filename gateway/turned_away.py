@@ -1,0 +1,60 @@
+"""Why a request gets no turn, in words and numbers for its client: status, code and when to come back."""
+
+from gateway.errors import Refused
+from gateway.outcome import Outcome
+from policies.lane import Lane
+from policies.saturation import Shed, TooLate
+from routing.decision import Absence, NoReplica
+
+
+class NoTurn(Refused):
+    """There is no replica to wait for."""
+
+    def __init__(self, absence: NoReplica) -> None:
+        retry_after_s = absence.retry_after_s or (1.0 if absence.reason is Absence.UNKNOWN_MODEL else None)
+        super().__init__(
+            absence.reason.value,
+            code="no_replica_" + absence.reason.name.lower(),
+            status=503,
+            retry_after_s=retry_after_s,
+            outcome=Outcome.SHED,
+        )
+
+
+def queue_full(lane: Lane, depth: int, retry_after_s: float) -> Refused:
+    """429: as many wait in the lane as may; `depth` counts the one that is refused."""
+    message = f"the {lane.value} lane is full: {depth - 1} requests are waiting"
+    return Refused(message, code="queue_full", status=429, retry_after_s=retry_after_s)
+
+
+def no_seats(lane: Lane) -> Refused:
+    """429: the tenant may hold no seat in the lane, so waiting is no use."""
+    message = f"this project may hold no seats in the {lane.value} lane: its batch_cap is 0"
+    return Refused(message, code="batch_cap", status=429, retry_after_s=None)
+
+
+def queue_timeout(waited_s: float) -> Refused:
+    """503: it waited as long as its lane lets it."""
+    return Refused(
+        f"no seat became free within {waited_s:.3g} s",
+        code="queue_timeout",
+        status=503,
+        retry_after_s=1.0,
+        outcome=Outcome.SHED,
+    )
+
+
+def shed(refusal: Shed | TooLate, *, has_deadline: bool) -> Refused:
+    """503, or 504 where it is the client's own deadline (`has_deadline`) that cannot be met."""
+    if isinstance(refusal, TooLate) and has_deadline:
+        message = f"the deadline cannot be met: the wait for a seat is about {refusal.wait_s:.3g} s"
+        return Refused(
+            message, code="deadline", status=504, retry_after_s=refusal.retry_after_s, outcome=Outcome.TIMED_OUT
+        )
+    message = f"the {refusal.lane.value} lane is shed to protect the lanes above it"
+    return Refused(message, code="shed", status=503, retry_after_s=refusal.retry_after_s, outcome=Outcome.SHED)
+
+
+def stopping() -> Refused:
+    """503: the gateway stops."""
+    return Refused("the gateway is stopping", code="stopping", status=503, retry_after_s=1.0, outcome=Outcome.STOPPED)
