@@ -20,6 +20,7 @@ from gateway.api.discovery import Discovery, problem_response
 from gateway.asgi import InferenceRoute
 from gateway.attempts import caps_of
 from gateway.auth import Directory
+from gateway.bulk_runs import BulkRuns
 from gateway.control import Control, gauges, statistics
 from gateway.errors import BUG, Problem
 from gateway.fleet import Fleet
@@ -32,6 +33,7 @@ from gateway.recorder import Recorder
 from gateway.request import Surface
 from gateway.settings import Settings
 from observability.metrics import Metrics
+from policies.bulk_controller import BulkSettings
 from policies.caps import CapLimits
 from policies.lane import Lane
 from policies.output_estimate import OutputEstimates
@@ -41,6 +43,7 @@ from policies.store import Store
 from routing.pool import PoolSettings, ReplicaPool
 from routing.replica import ReplicaState
 from routing.router import Router
+from routing.seat_control import REFRESH_EVERY_S, SeatControl
 
 TIDY_EVERY_S = 60.0  # chosen: the janitor's round
 SHADOW_KEEP_S = 3600.0  # chosen: a prefix nobody used for an hour is forgotten; engines have evicted it long ago
@@ -59,6 +62,9 @@ class Gateway:
         router = Router(pool, TokenRatios())
         fleet = Fleet(settings, pool, time.monotonic, self._on_fleet_change)
         dispatch = Dispatch(router, settings.lanes, time.monotonic, holdings=peers, kv_used_ratio=fleet.kv_used_ratio)
+        self._seats = SeatControl(
+            pool, time.monotonic, BulkSettings(itl_p95_s=settings.lanes.interactive.itl_p95_s), on_open=self._on_open
+        )
         models = ModelTable(settings.models, fleet.models)
         self.metrics = Metrics(models.names, gauges(lambda: self.parts))
         self.parts = Parts(
@@ -71,6 +77,8 @@ class Gateway:
             fleet=fleet,
             retries=RetryBudget(settings.retries.budget_ratio),
             outputs=OutputEstimates(),
+            seats=self._seats,
+            bulk_runs=BulkRuns(self._seats, time.monotonic),
             recorder=Recorder(self.metrics),
             peers=peers,
             clock=time.monotonic,
@@ -78,6 +86,11 @@ class Gateway:
         )
         self.lifecycle = Lifecycle(self.parts)
         self.control = Control(self.parts, self.lifecycle, self.metrics).app()
+
+    def _on_open(self) -> None:
+        """More seats than before: those who wait are asked in the next turn, when a lease that ends has ended."""
+        if self.parts.dispatch.num_waiting:
+            asyncio.get_running_loop().call_soon(self.parts.dispatch.wake)
 
     def _on_fleet_change(self) -> None:
         self.parts.dispatch.wake()
@@ -145,6 +158,7 @@ class Gateway:
                 group.create_task(self.parts.directory.follow()),
                 group.create_task(self.parts.fleet.watch()),
                 group.create_task(self._tidy()),
+                group.create_task(self._steer()),
             ]
             try:
                 yield
@@ -153,6 +167,14 @@ class Gateway:
                     keeper.cancel()
         self.parts.fleet.close()
         self.parts.recorder.flush()
+
+    async def _steer(self) -> None:
+        """Keep the seats of lower lanes as the load wants them, while there is any."""
+        while True:
+            await asyncio.sleep(REFRESH_EVERY_S)
+            if self.parts.dispatch.num_waiting or self.parts.dispatch.num_turns:
+                self.parts.seats.refresh()
+                self.parts.bulk_runs.refresh()
 
     async def _tidy(self) -> None:
         """All periodic upkeep."""

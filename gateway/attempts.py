@@ -16,7 +16,7 @@ from gateway.errors import Refused
 from gateway.model_queue import NO_CAPS, Turn, Waiting
 from gateway.outcome import Outcome
 from gateway.parts import Call, Parts
-from gateway.relay import Relay, Relayed, WholeRelay
+from gateway.relay import Preempted, Relay, Relayed, WholeRelay
 from gateway.request import InferenceRequest
 from gateway.streaming import StreamRelay
 from gateway.turned_away import NoTurn
@@ -25,6 +25,7 @@ from policies.entry import Entry
 from policies.lane import Lane
 from policies.tenant import Tenant
 from routing.query import RouteQuery
+from routing.step_model import Gaps
 
 _RETRIABLE = frozenset({Fault.CONNECT, Fault.STALE, Fault.RESET, Fault.STATUS, Fault.PROTOCOL, Fault.BACKPRESSURE})
 _UNCHARGED = frozenset({Fault.CONNECT, Fault.STALE, Fault.BACKPRESSURE, Fault.CLIENT})  # no prompt was read
@@ -51,6 +52,8 @@ class Attempts:
                     call.answer.silence = keep_alive
                     await self._attempt(call, turn)
                     return
+            except Preempted:
+                call.story.preemptions += 1
             except Refused as refused:
                 if last is not None and isinstance(refused, NoTurn):
                     raise last from None
@@ -87,7 +90,7 @@ class Attempts:
         return (
             error.fault in _RETRIABLE
             and not call.answer.has_content
-            and call.story.attempts < self._parts.settings.retries.max_attempts
+            and call.story.attempts - call.story.preemptions < self._parts.settings.retries.max_attempts
             and self._parts.retries.can_spend()
         )
 
@@ -104,7 +107,11 @@ class Attempts:
         self.num_relaying += 1
         turn.cost = self._parts.dispatch.cost(turn.decision.uncached_tokens, 0)
         try:
-            relayed = await relay.run(self._send(call, story.request, turn, relay))
+            with parts.bulk_runs.watched(turn, relay, call.answer, story):
+                relayed = await relay.run(self._send(call, story.request, turn, relay))
+        except Preempted:
+            turn.cost = 0.0  # the work was thrown away for others: not at this tenant's cost
+            raise
         except ReplicaError as error:
             turn.cost = 0.0 if error.fault in _UNCHARGED else self._cost(turn, relay.relayed)
             if error.fault is Fault.TIMEOUT and relay.relayed.first_content_at is None and self._is_past(call.deadline):
@@ -163,6 +170,7 @@ class Attempts:
     def _settle(self, turn: Turn, relayed: Relayed, sent_at: float) -> None:
         usage, first = relayed.usage, relayed.first_content_at
         turn.cost = self._cost(turn, relayed)
+        self._learn_steps(turn, relayed)
         if usage is not None:
             self._parts.outputs.observe(turn.entry.tenant, turn.entry.lane, usage.completion_tokens)
         self._parts.router.settled(
@@ -173,6 +181,18 @@ class Attempts:
             cached_tokens=usage.cached_tokens if usage else None,
             ttft_s=first - sent_at if first is not None and relayed.num_chunks else None,
         )
+
+    def _learn_steps(self, turn: Turn, relayed: Relayed) -> None:
+        """Teach the seats of this replica what its steps cost."""
+        seats, now, lease = self._parts.seats, self._parts.clock(), turn.lease
+        tokens = relayed.usage.completion_tokens if relayed.usage is not None else None
+        if turn.decision.lane is Lane.BULK:
+            seats.budget.earn(turn.decision.uncached_tokens + (tokens or relayed.num_chunks))
+        if not relayed.num_chunks:
+            seats.observe_whole(lease, tokens, now)
+        elif not relayed.was_slow:
+            first, last = relayed.first_content_at, relayed.last_content_at
+            seats.observe(lease, Gaps.between(first, last, relayed.num_chunks, relayed.gap_sample), now)
 
     def _is_past(self, deadline: float | None) -> bool:
         """Timers may fire a little early: what is as good as past is past."""

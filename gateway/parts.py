@@ -7,6 +7,7 @@ from engines.contract import Headers
 from gateway.admission import Dispatch
 from gateway.answer import ClientAnswer
 from gateway.auth import Directory
+from gateway.bulk_runs import BulkRuns
 from gateway.fleet import Fleet
 from gateway.models import ModelTable
 from gateway.peers import Peers
@@ -18,6 +19,7 @@ from policies.output_estimate import OutputEstimates
 from policies.quota import Quotas
 from policies.retry import RetryBudget
 from routing.router import Router
+from routing.seat_control import SeatControl
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,8 @@ class Parts:
     fleet: Fleet
     retries: RetryBudget
     outputs: OutputEstimates
+    seats: SeatControl
+    bulk_runs: BulkRuns
     recorder: Recorder
     clock: Callable[[], float]
     unix: Callable[[], float]

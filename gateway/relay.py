@@ -7,7 +7,7 @@ be tried is the lifecycle's affair. `WholeRelay` is here, `StreamRelay` in strea
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import msgspec
 
@@ -18,14 +18,20 @@ from gateway.refusals import refusal
 from gateway.settings import TimeoutSection
 from gateway.sink import ClientSink
 
+MAX_GAPS = 256
 MAX_ANSWER_BYTES = 64 * 1024 * 1024  # chosen: an unstreamed answer above this is a broken engine
+
+
+class Preempted(Exception):
+    """The attempt was cancelled for the sake of people; nothing was sent, so the request may wait again."""
 
 
 @dataclass(slots=True)
 class Relayed:
     """What an attempt gave, kept up to date while it runs, so that an ending in the middle is settled truly.
 
-    Times are monotonic seconds. `num_chunks` counts chunks with content, about one a token.
+    Times are monotonic seconds. `num_chunks` counts chunks with content, about one a token. `gap_sample`: every fourth
+    gap between them, at most `MAX_GAPS`. `was_slow`: the client held the stream up, so its gaps say nothing.
     """
 
     usage: Usage | None = None
@@ -33,6 +39,8 @@ class Relayed:
     last_content_at: float | None = None
     max_gap_s: float = 0.0
     num_chunks: int = 0
+    gap_sample: list[float] = field(default_factory=list)
+    was_slow: bool = False
 
 
 class Relay(ABC):
@@ -111,6 +119,7 @@ class Relay(ABC):
     def on_slow(self) -> None:
         """The client reads slowly: stop reading from the engine."""
         self._slow_since = time.monotonic()
+        self.relayed.was_slow = True
         if self._exchange is not None:
             self._exchange.pause()
 
@@ -129,7 +138,11 @@ class Relay(ABC):
     def _complete(self) -> None:
         """Finish the client's answer. Raises `ReplicaError` if the engine's is not complete."""
 
-    def _fail(self, error: ReplicaError) -> None:
+    def preempt(self) -> None:
+        """End the attempt with `Preempted`, unless it has ended."""
+        self._fail(Preempted())
+
+    def _fail(self, error: ReplicaError | Preempted) -> None:
         if not self._ended.done():
             self._ended.set_exception(error)
 

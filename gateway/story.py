@@ -29,6 +29,7 @@ class Story:
     outcome: Outcome = Outcome.BUG
     problem: Problem | None = None
     attempts: int = 0
+    preemptions: int = 0
     queued_s: float | None = None
     sent_at: float | None = None
     decision: RouteDecision | None = None

@@ -13,7 +13,7 @@ from gateway import sse
 from gateway.answer import ClientAnswer
 from gateway.chunks import ChunkSigns, read_chunk, usage_chunk, without_usage
 from gateway.refusals import in_stream_error
-from gateway.relay import Relay
+from gateway.relay import MAX_GAPS, Relay
 from gateway.settings import TimeoutSection
 from gateway.sink import ClientSink
 
@@ -82,7 +82,10 @@ class StreamRelay(Relay):
             relayed.first_content_at = now
             self._on_first()
         else:
-            relayed.max_gap_s = max(relayed.max_gap_s, now - relayed.last_content_at)
+            gap_s = now - relayed.last_content_at
+            relayed.max_gap_s = max(relayed.max_gap_s, gap_s)
+            if relayed.num_chunks & 3 == 0 and len(relayed.gap_sample) < MAX_GAPS:
+                relayed.gap_sample.append(gap_s)
         relayed.last_content_at = now
         relayed.num_chunks += 1
 

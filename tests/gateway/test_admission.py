@@ -738,17 +738,41 @@ class DispatchMachine(RuleBasedStateMachine):
         for _ in range(num):
             self._start(tenant, lane, excluded)
 
-    @precondition(lambda self: self.one.tasks)
+    @property
+    def live(self):
+        """Names of the requests that have not ended."""
+        return [name for name, task in self.one.tasks.items() if not task.done()]
+
+    @property
+    def granted(self):
+        """Names of those that were given a turn and do not know it yet."""
+        tickets = {name: self.one.tasks[name].entry.request.ticket for name in self.live if name not in self.turns}
+        return [name for name, ticket in tickets.items() if ticket is not None and ticket.done()]
+
+    @precondition(lambda self: self.live)
     @rule(data=st.data())
     def ends(self, data):
         """A request that may or may not have its turn yet will end, or fail, as soon as it has."""
-        self.one.tasks[data.draw(st.sampled_from(sorted(self.one.tasks)))].done_with_it.set()
+        self.one.tasks[data.draw(st.sampled_from(self.live))].done_with_it.set()
 
-    @precondition(lambda self: self.one.tasks)
+    @precondition(lambda self: self.live)
     @rule(data=st.data())
     def leaves(self, data):
         """A client leaves, wherever its request is."""
-        self.one.tasks[data.draw(st.sampled_from(sorted(self.one.tasks)))].cancel()
+        self.one.tasks[data.draw(st.sampled_from(self.live))].cancel()
+
+    @precondition(lambda self: self.granted)
+    @rule()
+    def leaves_in_the_moment_of_the_grant(self):
+        """It will never know that it had a turn."""
+        self.one.tasks[self.granted[0]].cancel()
+
+    @precondition(lambda self: self.turns)
+    @rule(data=st.data())
+    def ends_beside_one_that_leaves(self, data):
+        """A seat comes free in the very turn of the loop in which somebody who waits for it leaves."""
+        self.one.tasks[data.draw(st.sampled_from(self.live))].cancel()
+        self.one.dispatch.end(self.turns[data.draw(st.sampled_from(sorted(self.turns)))])
 
     @precondition(lambda self: self.turns)
     @rule(data=st.data(), cost=st.floats(0, 1e6))
@@ -809,8 +833,7 @@ class DispatchMachine(RuleBasedStateMachine):
         self.run_dry()
         self.one.dispatch.wake_caps()
         self.run_dry()
-        live = [name for name, task in self.one.tasks.items() if not task.done()]
-        waiting_now = [self.one.tasks[name].entry for name in live if name not in self.turns]
+        waiting_now = [self.one.tasks[name].entry for name in self.live if name not in self.turns]
         dispatch = self.one.dispatch
         assert dispatch.statistics()["turns"] == len([turn for turn in self.turns.values() if not turn.is_over])
         assert dispatch.num_waiting == sum(depth for _, _, depth in dispatch.depths()) == len(waiting_now)
