@@ -34,7 +34,8 @@ class Children:
         self._gateways: dict[Path, Supervised] = {}
         for number in range(1, launch.settings.gateway.processes + 1):
             socket = sockets / f"gateway-{number}.sock"
-            self._gateways[socket] = Supervised(launch.gateway(number, socket), self._on_gateway)
+            spec = launch.gateway(number, socket, self._fleet_now)
+            self._gateways[socket] = Supervised(spec, self._on_gateway)
         self._workers = [Supervised(launch.worker(worker), self._on_worker) for worker in launch.workers]
         self.control = GatewayControl(self._ready_sockets)
         self.fleet = FleetPublisher(launch.workers, self.control.set_fleet, self._on_refusal)
@@ -79,6 +80,9 @@ class Children:
             await kindly
             tasks[-1].cancel()
             await asyncio.wait(tasks)
+
+    def _fleet_now(self) -> bytes:
+        return self.fleet.document()
 
     async def _end_in_order(self) -> None:
         await asyncio.gather(*(gateway.stop() for gateway in self._gateways.values()))

@@ -39,14 +39,18 @@ class Launch:
         ]
         return names[0] if names else ""
 
-    def gateway(self, number: int, socket: Path) -> ChildSpec:
-        """One gateway process. On any free port (0) a restarted one comes back on the port it had."""
+    def gateway(self, number: int, socket: Path, fleet: Callable[[], bytes]) -> ChildSpec:
+        """One gateway process. On any free port (0) a restarted one comes back on the port it had.
+
+        `fleet`: the workers that live now, asked before every start, so that a restarted one serves from the beginning.
+        """
 
         def command(last: ReadyLine | None) -> list[str]:
             port = announced_port(last) if last is not None else self.settings.gateway.port
             config = ["--config", str(self.config)] if self.config is not None else []
             where = ["--control", str(socket), "--port", str(port), "--number", str(number)]
-            return [sys.executable, "-m", "gateway.process", *config, "--home", str(self.home.path), *where]
+            known = ["--fleet", fleet().decode()]
+            return [sys.executable, "-m", "gateway.process", *config, "--home", str(self.home.path), *where, *known]
 
         grace_s = self.settings.gateway.drain_s + _AFTER_DRAIN_S
         return ChildSpec(f"gateway-{number}", command, start_timeout_s=_GATEWAY_START_S, grace_s=grace_s)

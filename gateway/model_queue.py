@@ -164,9 +164,6 @@ class ModelQueue:
         turn.lease.end()
         turn.hold.give_back()
         self._give_back_units(turn.units)
-        if self._unleased and turn.units:  # what this replica's lease lacked may have come back just now
-            chosen = turn.decision.chosen
-            self._unleased = {one: None for one in self._unleased if one[0] != chosen}
         if turn.units:
             self._unbar(turn.decision.chosen)
         self.queue.settle(turn.picked, turn.cost, now)

@@ -1,4 +1,4 @@
-"""One gateway process: `python -m gateway.process --home D --control SOCKET [--config F] [--port N] [--number K]`.
+"""One gateway process: `python -m gateway.process --home D --control SOCKET …`, as `gateway/launch_plan.py` has it.
 
 Started by the supervisor. Prints a ready line when it listens, with the id of its leases if it has some. On SIGTERM
 readiness goes red, the listener closes, whoever waits is refused, open streams go on for `drain_s`, the rest ends with
@@ -14,11 +14,13 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import msgspec
 import typer
 import uvloop
 
 from gateway import server
 from gateway.app import Gateway
+from gateway.fleet import Announcement
 from gateway.settings import ConfigError, Settings, load
 from gateway.stores import opened
 from observability import logs
@@ -28,12 +30,13 @@ if TYPE_CHECKING:
     from gateway.redis_peers import RedisPeers
 
 
-def main(
+def main(  # noqa: PLR0917  # the options of a command line
     home: Annotated[Path, typer.Option(help="the folder with the store")],
     control: Annotated[Path, typer.Option(help="path of the control socket")],
     config: Annotated[Path | None, typer.Option(help="the configuration file")] = None,
     port: Annotated[int | None, typer.Option(help="instead of gateway.port")] = None,
     number: Annotated[int, typer.Option(help="which of the node's gateway processes this is", min=1)] = 1,
+    fleet: Annotated[str, typer.Option(help="the workers that live now, as PUT /fleet has them")] = '{"replicas":[]}',
 ) -> None:
     """Run one gateway process.
 
@@ -43,14 +46,17 @@ def main(
         settings = load(config)
         logs.configure(settings.telemetry.log_level, "gateway")
         port = settings.gateway.port if port is None else port
-        code = uvloop.run(_run(settings, home, control, port=port, number=number))
-    except (ConfigError, StoreError) as error:
+        workers = msgspec.json.decode(fleet, type=Announcement)
+        code = uvloop.run(_run(settings, home, control, port=port, number=number, workers=workers))
+    except (ConfigError, StoreError, msgspec.MsgspecError) as error:
         sys.stderr.write(f"{error}\n")
         code = 1
     raise typer.Exit(code)
 
 
-async def _run(settings: Settings, home: Path, control: Path, *, port: int, number: int) -> int:
+async def _run(
+    settings: Settings, home: Path, control: Path, *, port: int, number: int, workers: Announcement
+) -> int:
     host = settings.gateway.host
     try:
         listener = server.listen(host, port, is_shared=settings.gateway.processes > 1)
@@ -62,6 +68,9 @@ async def _run(settings: Settings, home: Path, control: Path, *, port: int, numb
         peers = _peers(settings, number) if settings.store.is_shared else None
         gateway = Gateway(settings, store, peers)
         await gateway.parts.directory.refresh()
+        gateway.parts.fleet.announce(workers)
+        if settings.gateway.processes > 1:  # connections come at once, and others could serve them already
+            await gateway.parts.fleet.probe_all()
         if peers is not None:
             peers.on_raise = gateway.parts.dispatch.wake_caps
             await leases.enter_async_context(peers)

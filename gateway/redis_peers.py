@@ -15,8 +15,9 @@ from policies.redis_leases import RedisLeases, bury, lease_clock, new_gateway_id
 from policies.redis_link import RedisLink
 from policies.store import StoreError
 
-# What is lent again, divided by the gateways, when the store is away: better a part of the seats than none.
-FALLBACK_FAMILIES = ("seat", "cap", "batch")
+# What is used in equal parts when the store is away: too many requests for seats only queue in the engine, while a
+# tenant's cap is a promise that a gateway which alone is cut off would break.
+FALLBACK_FAMILIES = ("seat",)
 ENGINE_NOTICES_S = 0.5  # chosen: an engine ends the requests of a process that died, and a lease is far from over
 
 _LOOK_EVERY_S = 0.05

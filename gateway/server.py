@@ -74,7 +74,8 @@ def control_plane(app: object) -> QuietServer:
 def listen(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
     """A listening TCP socket. Raises `OSError` if the address cannot be had.
 
-    `is_shared`: other processes of this user listen there too, and the kernel spreads the connections over them.
+    `is_shared`: other processes of this user listen there too, and the kernel spreads the connections over them. So it
+    is only bound: it listens once the server starts, when this process can serve as well as the others.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # Named TCP, or asyncio does not set TCP_NODELAY on what it accepts.
@@ -84,7 +85,8 @@ def listen(host: str, port: int, *, is_shared: bool = False) -> socket.socket:
         if is_shared:
             listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         listener.bind((host, port))
-        listener.listen(LISTEN_BACKLOG)
+        if not is_shared:
+            listener.listen(LISTEN_BACKLOG)
         listener.setblocking(False)
     except OSError:
         listener.close()

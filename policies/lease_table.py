@@ -8,7 +8,7 @@ silent for a lease. Times are whole milliseconds inside, as in Redis. Knows no c
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from policies.fair_shares import fair_shares
+from policies.fair_shares import Want, fair_shares
 from policies.leases import LEASE_S, Ask, Grants, Report
 
 RESERVE_PARTS = 8  # at most an eighth of a limit waits for gateways that have no demand yet
@@ -37,8 +37,13 @@ class _Entry:
     served: int
     at_ms: int
 
-    def served_by(self, now_ms: int) -> int:
-        return self.served + self.held * (now_ms - self.at_ms)
+    def served_by(self, now_ms: int, lease_ms: int) -> int:
+        """Service up to now, halved with every lease, so that nobody waits long for what it had long ago.
+
+        Halved for all at the same moments, or the order would depend on who looks.
+        """
+        num_halvings = min(now_ms // lease_ms - self.at_ms // lease_ms, 32)
+        return (self.served >> num_halvings) + self.held * (now_ms - self.at_ms)
 
 
 @dataclass(slots=True)
@@ -151,30 +156,28 @@ class LeaseTable:
         return allowed
 
     def _renewed(self, call: _Call, ask: Ask, held: int, before: _Entry | None, others: Mapping[str, _Entry]) -> _Entry:
-        """The gateway's own entry.
-
-        A newcomer has had as much service as the least served, so that none can be hoarded; and nobody is ahead of
-        them by more than half a lease of one unit, so that nobody waits longer for what it had long ago.
-        """
+        """The gateway's own entry; a newcomer has had as much service as the least served, so none can be hoarded."""
         now_ms = call.now_ms
-        least = min((other.served_by(now_ms) for other in others.values() if other.wanted), default=None)
-        served = (least or 0) if before is None else before.served_by(now_ms)
-        if least is not None:
-            served = min(served, least + self._lease_ms // 2)
+        if before is not None:
+            served = before.served_by(now_ms, self._lease_ms)
+        else:
+            known = [other.served_by(now_ms, self._lease_ms) for other in others.values() if other.wanted]
+            served = min(known, default=0)
         expires_ms = now_ms + self._lease_ms
         return _Entry(call.epoch, held, ask.in_use, ask.wanted, ask.limit, expires_ms, served, now_ms)
 
     def _grant(self, call: _Call, resource: str, entry: _Entry, others: Mapping[str, _Entry]) -> int:
         """The gateway's share now: more only out of units nobody holds, less as soon as it has them unused."""
-        quantum = max(1, self._lease_ms // QUANTA_PER_LEASE)
         everyone = {**others, call.gateway: entry}
         wants = {
-            name: (one.wanted, one.served_by(call.now_ms) // quantum) for name, one in everyone.items() if one.wanted
+            name: Want(one.wanted, one.held, one.served_by(call.now_ms, self._lease_ms))
+            for name, one in everyone.items()
+            if one.wanted
         }
         whole = min(one.limit for one in everyone.values())  # a lowered limit holds as soon as one has heard of it
         num_gateways = len(self._gateways)
         limit = whole - (num_gateways - len(wants)) * (whole // (RESERVE_PARTS * num_gateways))
-        shares = fair_shares(limit, wants)
+        shares = fair_shares(limit, wants, self._lease_ms // QUANTA_PER_LEASE)
         share = shares.get(call.gateway, 0)
         if entry.wanted:
             spare = max(0, limit - sum(shares.values()))

@@ -13,7 +13,7 @@ Answer: is_stale, epoch, num_gateways, is_recovering, number of contended resour
 
 RENEW = """
 local channel, me, seq, lease = ARGV[1], ARGV[2], tonumber(ARGV[3]), tonumber(ARGV[4])
-local reserve_parts, quantum = tonumber(ARGV[5]), math.max(1, math.floor(lease / tonumber(ARGV[6])))
+local reserve_parts, quantum = tonumber(ARGV[5]), math.floor(lease / tonumber(ARGV[6]))
 local now, run = tonumber(ARGV[7]), ARGV[8]
 if not now then
   local time = redis.call('TIME')
@@ -69,7 +69,10 @@ redis.call('HSET', KEYS[1], me, text({mine[1], mine[2], mine[3]}))
 
 -- Entries are {epoch, held, in_use, wanted, limit, expires_ms, served, at_ms}.
 local HELD, IN_USE, WANTED, LIMIT, EXPIRES, SERVED, AT = 2, 3, 4, 5, 6, 7, 8
-local function served(entry) return entry[SERVED] + entry[HELD] * (now - entry[AT]) end
+local function served(entry)
+  local num_halvings = math.min(math.floor(now / lease) - math.floor(entry[AT] / lease), 32)
+  return math.floor(entry[SERVED] / 2 ^ num_halvings) + entry[HELD] * (now - entry[AT])
+end
 
 local function others_of(key)
   local others, before, gone = {}, nil, {}
@@ -109,7 +112,7 @@ local function fair_shares(limit, wants)
   local shares, short = {}, {}
   for name, want in pairs(wants) do
     shares[name] = math.min(want[1], level)
-    if want[1] > level then short[#short + 1] = {want[2], name} end
+    if want[1] > level then short[#short + 1] = {want[3] - (want[2] > level and quantum or 0), name} end
   end
   table.sort(short, function(one, other)
     if one[1] ~= other[1] then return one[1] < other[1] end
@@ -126,7 +129,7 @@ local function grant(entry, others)
   local function look(name, one)
     limit = math.min(limit, one[LIMIT])
     if one[WANTED] > 0 then
-      wants[name] = {one[WANTED], math.floor(served(one) / quantum)}
+      wants[name] = {one[WANTED], one[HELD], served(one)}
       num_wants = num_wants + 1
     end
   end
@@ -166,7 +169,6 @@ for index = 3, #KEYS do
     if other[WANTED] > 0 then least = math.min(least or math.huge, served(other)) end
   end
   local had_service = before and served(before) or least or 0
-  if least then had_service = math.min(had_service, least + math.floor(lease / 2)) end
   local entry = {mine[1], held, in_use, wanted, limit, now + lease, had_service, now}
   local allowed, is_contended = held, false
   if not is_recovering then allowed, is_contended = grant(entry, others) end

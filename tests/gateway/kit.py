@@ -207,7 +207,11 @@ class RunningGateway:
 
 
 def settings_for(engines, *, kind="warmlane", seats=8, replica=None, **sections):
-    """Settings with a replica r1, r2, … for each engine. `replica`: more of its fields; `sections`: as in the file."""
+    """Settings with a replica r1, r2, … for each engine. `replica`: more of its fields, a list for each its own.
+
+    `sections`: as in the file.
+    """
+    own = replica if isinstance(replica, list) else [replica or {}] * len(engines.all)
     replicas = [
         {
             "name": f"r{number}",
@@ -216,7 +220,7 @@ def settings_for(engines, *, kind="warmlane", seats=8, replica=None, **sections)
             "url": engine.url,
             "seats": seats,
             "upstream_model": UPSTREAM_MODEL,
-            **(replica or {}),
+            **own[number - 1],
         }
         for number, engine in enumerate(engines.all, start=1)
     ]

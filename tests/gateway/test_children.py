@@ -1,6 +1,8 @@
 """The supervisor's children, played by small scripts."""
 
 import asyncio
+import os
+import signal
 import sys
 
 import pytest
@@ -29,7 +31,7 @@ class Scripts:
     def __init__(self, gateway, worker, grace_s=10.0):
         self._gateway, self._worker, self._grace_s = gateway, worker, grace_s
 
-    def gateway(self, number, _socket):
+    def gateway(self, number, _socket, _fleet):
         """The gateway process."""
         return self._spec(f"gateway-{number}", self._gateway)
 
@@ -109,3 +111,20 @@ async def test_an_abandoned_run_leaves_no_child(tmp_path):
         async with children.running(asyncio.Event()):
             raise RuntimeError("elsewhere")
     assert {child.state for child in children._all()} == {ChildState.STOPPED}
+
+
+async def test_the_death_of_a_gateway_with_leases_is_told_once_a_life(tmp_path):
+    """What it held is given back by its id, which a restarted one does not have."""
+    leased = f"import os\nprint(f'ready url=http://127.0.0.1:7/v1 gateway=g{{os.getpid()}}', flush=True)\n{FOREVER}"
+    dead = []
+    children = Children(Scripts(leased, f"{READY}\n{FOREVER}"), tmp_path, pytest.fail, dead.append)
+    assert not children.are_gateways_ready
+    async with children.running(asyncio.Event()):
+        gateway = next(iter(children._gateways.values()))
+        await until(lambda: children.are_gateways_ready)
+        first = gateway.pid
+        os.kill(first, signal.SIGKILL)
+        await until(lambda: dead)
+        await until(lambda: children.are_gateways_ready)
+        assert gateway.pid != first
+    assert dead == [f"g{first}"]

@@ -25,7 +25,9 @@ from gateway.doctor import (
 from gateway.home import Home
 from gateway.ports import listen_on
 from gateway.settings import GatewaySection, ReplicaSection, Settings, StoreSection, WorkerSection
+from gateway.stores import opened
 from policies.sqlite_store import SqliteStore
+from tests.redis_server import redis_program, redis_server  # noqa: F401  # fixtures
 
 HARDWARE = Hardware("linux", "x86_64", "AMD EPYC", frozenset({"avx2"}), 2, 8 << 30)
 ANY_PORTS = GatewaySection(port=0, admin_port=0)
@@ -115,7 +117,7 @@ def test_every_problem_of_a_configuration_is_a_finding(patient):
 
 def test_a_store_that_this_version_does_not_know_is_a_finding(patient):
     """It is a valid string, and no store."""
-    settings = patient.settings.model_copy(update={"store": StoreSection(url="redis://x")})
+    settings = patient.settings.model_copy(update={"store": StoreSection(url="postgres://x/y")})
     assert health(check_config(replace(patient, settings=settings))) == [Health.BROKEN]
 
 
@@ -203,3 +205,25 @@ async def test_a_whole_examination_of_a_bad_configuration_goes_on(tmp_path):
     assert broken == ["config", "config"]
     assert [one.check for one in findings][:2] == ["python", "libraries"]
     assert "any free one on 127.0.0.1" in [one.detail for one in findings if one.check == "port"]
+
+
+async def test_a_shared_store_is_asked_and_not_written(patient, redis_server):  # noqa: F811
+    """Reachable and empty is well; what lives in it is counted; one that does not answer is broken."""
+
+    def with_store(url):
+        return replace(patient, settings=patient.settings.model_copy(update={"store": StoreSection(url=url)}))
+
+    shared = with_store(redis_server.url)
+    assert health(check_config(shared)) == [Health.OK]
+    (finding,) = await check_store(shared)
+    assert finding.detail == f"{redis_server.url} is made at the first start"
+    with redis_server.client() as client:
+        assert client.dbsize() == 0
+    async with opened(shared.settings.store, patient.home.path) as store:
+        await store.create_organization("demo")
+    (finding,) = await check_store(shared)
+    assert finding.detail == f"{redis_server.url}: 1 organisations, 0 projects, 0 keys"
+    redis_server.kill()
+    (finding,) = await check_store(shared)
+    assert finding.health is Health.BROKEN
+    assert health(check_config(with_store("redis://host:99999999/0"))) == [Health.BROKEN]

@@ -17,6 +17,11 @@ def launch(settings=None, workers=(), config=None):
     return Launch(settings or Settings(), config, Home(Path("/home/x")), "token", workers)
 
 
+def fleet():
+    """The workers that live now."""
+    return b"the living"
+
+
 def words(argv):
     """Options of a command as pairs."""
     return dict(zip(argv[3::2], argv[4::2], strict=True))
@@ -25,20 +30,21 @@ def words(argv):
 def test_a_gateway_gets_the_port_of_the_flags_and_the_same_configuration():
     """`--port` was merged into the settings already; the file is read again by the gateway."""
     settings = Settings(gateway=GatewaySection(port=9, drain_s=3))
-    spec = launch(settings, config=Path("c.toml")).gateway(1, Path("/run/g.sock"))
+    spec = launch(settings, config=Path("c.toml")).gateway(1, Path("/run/g.sock"), fleet)
     assert words(list(spec.argv(None))) == {
         "--config": "c.toml",
         "--home": "/home/x",
         "--control": "/run/g.sock",
         "--port": "9",
         "--number": "1",
+        "--fleet": "the living",
     }
     assert spec.grace_s > 3
 
 
 def test_a_restarted_gateway_comes_back_on_its_port():
     """Any free port (0) is chosen once."""
-    spec = launch(Settings(gateway=GatewaySection(port=0))).gateway(1, Path("s"))
+    spec = launch(Settings(gateway=GatewaySection(port=0))).gateway(1, Path("s"), fleet)
     assert words(list(spec.argv(None)))["--port"] == "0"
     assert words(list(spec.argv(ready_line(url="http://127.0.0.1:4242/v1"))))["--port"] == "4242"
 

@@ -2,11 +2,13 @@
 
 import contextlib
 import errno
+import socket
 
 import pytest
 
 from engines.launch.ready_line import ready_line
-from gateway.ports import PortUnusable, _why, announced_port, check_port, listen_on, reachable_url
+from gateway import server
+from gateway.ports import PortUnusable, _why, announced_port, check_port, listen_on, reachable_url, reserve
 
 
 def test_a_taken_port_is_named_with_the_way_to_move_it():
@@ -50,3 +52,39 @@ def test_the_announced_port_is_read_from_the_url():
     assert announced_port(ready_line(url="http://127.0.0.1:41234/v1")) == 41234
     assert announced_port(ready_line(url="http://[::1]:41234/v1")) == 41234
     assert announced_port(ready_line(url="http://example")) == 0
+
+
+def test_a_port_is_kept_for_processes_that_share_it():
+    """All of them listen on the one that was chosen; a program of another kind is refused it, they all restart on it."""
+    with contextlib.closing(reserve("127.0.0.1", 0, remedy="--port")) as kept:
+        port = kept.getsockname()[1]
+        shared = [server.listen("127.0.0.1", port, is_shared=True) for _ in range(3)]
+        for one in shared:
+            one.listen()
+        with pytest.raises(PortUnusable, match="is taken"):
+            check_port("127.0.0.1", port, remedy="--port")
+        with pytest.raises(OSError, match="in use"):
+            server.listen("127.0.0.1", port)
+        for one in shared:
+            one.close()
+        again = server.listen("127.0.0.1", port, is_shared=True)
+        again.close()
+
+
+def test_a_shared_port_gets_no_connections_before_its_server_starts():
+    """A process that cannot serve yet must not take what the others could serve at once."""
+    with contextlib.closing(server.listen("127.0.0.1", 0, is_shared=True)) as bound:
+        with pytest.raises(ConnectionRefusedError):
+            socket.create_connection(bound.getsockname())
+        bound.listen()
+        socket.create_connection(bound.getsockname()).close()
+
+
+def test_a_taken_port_cannot_be_kept():
+    """The supervisor says so before it starts anything."""
+    with (
+        contextlib.closing(listen_on("127.0.0.1", 0, remedy="--port")) as taken,
+        pytest.raises(PortUnusable, match="is taken; choose another with --port"),
+    ):
+        reserve("127.0.0.1", taken.getsockname()[1], remedy="--port")
+    reserve("::1", 0, remedy="--port").close()

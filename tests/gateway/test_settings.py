@@ -275,3 +275,23 @@ def test_settings_cannot_be_changed():
     """A running gateway's settings are a value."""
     with pytest.raises(ValueError, match="frozen"):
         load(None).gateway.port = 1
+
+
+REDIS = "redis://127.0.0.1:6379/0"
+
+
+def test_several_processes_need_a_store_that_they_share(file, monkeypatch):
+    """P16: else each would count for itself; start-up refuses and says what to do."""
+    four = file("[gateway]\nprocesses = 4\n")
+    assert "set store.url to redis://host:port/db, or processes to 1" in complaint(four)
+    assert "processes to 1" in complaint(file('[gateway]\nprocesses = 2\n[store]\nurl = "sqlite:///x.db"\n'))
+    settings = load(file(f'[gateway]\nprocesses = 64\n[store]\nurl = "{REDIS}"\n'))
+    assert (settings.gateway.processes, settings.store.is_shared) == (64, True)
+    monkeypatch.setenv("WARMLANE_STORE__URL", "rediss://user:secret@redis.example:6380/1")
+    assert load(four).store.is_shared
+
+
+def test_one_process_may_have_any_store(file):
+    """Gateways of other nodes may share the Redis; SQLite is for one alone."""
+    assert load(file(f'[store]\nurl = "{REDIS}"\n')).store.is_shared
+    assert not load(file("")).store.is_shared

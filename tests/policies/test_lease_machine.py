@@ -231,6 +231,7 @@ class Fleet(RuleBasedStateMachine):
                 gateway.give_back(used)
         for _ in range(2):
             for gateway in self.living:
+                self.advance(0.03)
                 self.send(gateway, "answered")
                 for resource in resources:
                     while gateway.holdings.try_take(resource, self.limits[resource], self.now, waiting=5):

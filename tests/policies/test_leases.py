@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.fair_shares import fair_shares
+from policies.fair_shares import Want, fair_shares
 from policies.lane import Lane
 from policies.lease_table import LeaseTable
 from policies.leases import MAX_PER_REPORT, SoleHoldings, batch, cap, family_of, seat
@@ -89,12 +89,15 @@ def test_one_process_has_every_limit_exactly():
 
 
 @given(
-    st.integers(0, 50), st.dictionaries(st.text("abcdef", max_size=2), st.tuples(st.integers(0, 60), st.integers(0, 5)))
+    st.integers(0, 50),
+    st.dictionaries(
+        st.text("abcdef", max_size=2), st.builds(Want, st.integers(0, 60), st.integers(0, 9), st.integers(0, 5))
+    ),
 )
 def test_fair_shares_are_max_min_fair(limit, wants):
     """Nobody gets more than wanted, nothing is wasted, and who gets less than wanted has at most one less than anyone."""
     shares = fair_shares(limit, wants)
-    wanted = {name: most for name, (most, _) in wants.items()}
+    wanted = {name: want.wanted for name, want in wants.items()}
     assert sum(shares.values()) == min(limit, sum(wanted.values()))
     assert all(0 <= shares[name] <= wanted[name] for name in wants)
     for name in wants:
@@ -104,9 +107,16 @@ def test_fair_shares_are_max_min_fair(limit, wants):
 
 def test_odd_units_go_to_who_had_least():
     """Three units for four gateways must go round."""
-    assert fair_shares(3, {"a": (9, 4), "b": (9, 0), "c": (9, 1), "d": (9, 2)}) == {"a": 0, "b": 1, "c": 1, "d": 1}
-    assert fair_shares(0, {"a": (1, 0)}) == {"a": 0}
+    wants = {"a": Want(9, 0, 4), "b": Want(9, 0, 0), "c": Want(9, 0, 1), "d": Want(9, 0, 2)}
+    assert fair_shares(3, wants) == {"a": 0, "b": 1, "c": 1, "d": 1}
+    assert fair_shares(0, {"a": Want(1, 0, 0)}) == {"a": 0}
     assert fair_shares(4, {}) == {}
+
+
+def test_an_odd_unit_stays_until_its_holder_is_well_ahead():
+    """It should not change hands with every request."""
+    assert fair_shares(1, {"a": Want(9, 1, 10), "b": Want(9, 0, 5)}, stay=6) == {"a": 1, "b": 0}
+    assert fair_shares(1, {"a": Want(9, 1, 12), "b": Want(9, 0, 5)}, stay=6) == {"a": 0, "b": 1}
 
 
 def test_a_gateway_alone_may_use_the_whole_limit():
@@ -224,6 +234,40 @@ def test_in_use_beyond_a_lease_is_counted_and_not_taken_again():
     assert site.table.held(SEAT, site.now) == {"a": 2, "b": 3}
     site.give_back("a", 2)
     assert not site.gateways["a"].try_take(SEAT, 3, site.now)
+
+
+def test_three_units_go_round_four_gateways():
+    """Each reports at its own time, so each sees another moment of the others; all must still agree who is next."""
+    site = Site("a", "b", "c", "d")
+    served = dict.fromkeys(site.gateways, 0)
+    for turn in range(400):
+        site.now += 0.03
+        name = "abcd"[turn % 4]
+        gateway = site.gateways[name]
+        for _ in range(gateway.statistics()["units_in_use"]):
+            gateway.give_back(SEAT)
+        site.renew(name)
+        while gateway.try_take(SEAT, 3, site.now, waiting=9):
+            served[name] += 1
+    assert min(served.values()) > 0.7 * max(served.values()), served
+
+
+def test_a_newcomer_that_always_wants_overtakes_who_had_much_long_ago():
+    """Service is forgotten by halves, so a large holding of the past is no debt for minutes."""
+    site = Site("a", "b")
+    assert site.take("a", 40, times=40) >= 35
+    for _ in range(8):
+        site.wait(LEASE_S / 4)
+    site.give_back("a", site.gateways["a"].statistics()["units_in_use"])
+    rounds = {"a": 0, "b": 0}
+    for _ in range(32):
+        site.wait(LEASE_S / 4)
+        for name, gateway in site.gateways.items():
+            for _ in range(gateway.statistics()["units_in_use"]):
+                gateway.give_back(SEAT)
+            site.renew(name)
+            rounds[name] += site.take(name, 1, times=1)
+    assert min(rounds.values()) >= 4, rounds
 
 
 @pytest.mark.parametrize("is_told", [True, False])

@@ -45,8 +45,8 @@ def test_a_bad_number_inside_concurrency_is_refused_by_name(value):
 @pytest.mark.parametrize(
     "name",
     [
-        "tpm", "batch_cap", "tokens_per_day", "usd_per_month", "time_zone",
-        "weight", "cached_token_discount", "sharing_group", "shadow",
+        "tpm", "tokens_per_day", "usd_per_month", "time_zone",
+        "cached_token_discount", "sharing_group", "shadow",
     ],
 )  # fmt: skip
 def test_a_limit_that_is_not_enforced_yet_is_refused_not_stored(name):
@@ -136,6 +136,58 @@ def test_concurrency_of_null_lifts_the_default_of_every_lane():
     """null for the whole is null for each."""
     default = Limits(concurrency=dict.fromkeys(Lane, 3))
     assert effective(doc('{"concurrency": null}'), default=default).concurrency is None
+
+
+@pytest.mark.parametrize("value", NOT_NUMBERS)
+def test_a_bad_number_inside_batch_cap_is_refused_by_name(value):
+    """P15: seats are counted, and a bad count must not read as none."""
+    with pytest.raises(LimitsError) as refusal:
+        doc('{"batch_cap": {"interactive": ' + value + "}}")
+    assert refusal.value.field in {"batch_cap.interactive", "interactive"}
+
+
+@pytest.mark.parametrize(
+    ("above", "own", "batch_cap"),
+    [
+        ("{}", "{}", {Lane.BULK: 9}),
+        ('{"batch_cap": {"bulk": 4}}', "{}", {Lane.BULK: 4}),
+        ('{"batch_cap": {"bulk": 4}}', '{"batch_cap": {"bulk": 8}}', {Lane.BULK: 4}),
+        ('{"batch_cap": {"bulk": 4}}', '{"batch_cap": {"bulk": 2}}', {Lane.BULK: 2}),
+        ('{"batch_cap": {"bulk": 4}}', '{"batch_cap": null}', {Lane.BULK: 4}),
+        ('{"batch_cap": {"bulk": 0}}', '{"batch_cap": {"interactive": 1}}', {Lane.INTERACTIVE: 1, Lane.BULK: 0}),
+        ('{"batch_cap": {"bulk": null}}', "{}", None),
+        ("{}", '{"batch_cap": null}', None),
+        ("{}", '{"batch_cap": {"bulk": 20}}', {Lane.BULK: 20}),
+    ],
+)
+def test_a_batch_cap_is_narrowed_by_the_organisation_lane_by_lane(above, own, batch_cap):
+    """As every count: the smaller one holds, null lifts only the default."""
+    assert effective(doc(above), doc(own), default=Limits(batch_cap={Lane.BULK: 9})).batch_cap == batch_cap
+
+
+@pytest.mark.parametrize("value", ["0", "0.009", "-1", "100.1", "1e309", "NaN", '"2"', "true", "[]"])
+def test_a_weight_out_of_its_bounds_is_refused_by_name(value):
+    """A weight of 0 would starve a tenant, an endless one all the others."""
+    with pytest.raises(LimitsError) as refusal:
+        doc('{"rpm": 1, "weight": ' + value + "}")
+    assert refusal.value.field == "weight"
+
+
+@pytest.mark.parametrize(
+    ("above", "own", "weight"),
+    [
+        ("{}", "{}", 1.0),
+        ('{"weight": 3}', "{}", 3.0),
+        ('{"weight": 3}', '{"weight": 5.5}', 5.5),
+        ('{"weight": 3}', '{"weight": 0.01}', 0.01),
+        ('{"weight": 3}', '{"weight": null}', 1.0),
+        ('{"weight": null}', "{}", 1.0),
+        ("{}", '{"weight": 100}', 100.0),
+    ],
+)
+def test_the_lowest_level_that_names_a_weight_decides(above, own, weight):
+    """A share is no budget: the organisation's is where its projects start, and null is as if nobody had named one."""
+    assert effective(doc(above), doc(own)).weight == weight
 
 
 @pytest.mark.parametrize(

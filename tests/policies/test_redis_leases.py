@@ -146,7 +146,7 @@ async def test_without_redis_nothing_new_and_afterwards_all_again(join, redis_se
     gateway = await join(redis_server, prefix)
     await gateway.take(3)
     redis_server.kill()
-    while not gateway.leases.is_degraded:
+    while not gateway.leases.is_degraded:  # noqa: ASYNC110  # nothing announces it
         await asyncio.sleep(0.02)
     assert "degraded" in repr(gateway.leases)
     assert not gateway.holdings.try_take(SEAT, 3, lease_clock())

@@ -1,6 +1,6 @@
 """Several gateways' answers as one."""
 
-from gateway.admin.aggregate import summed, summed_exposition
+from gateway.admin.aggregate import merged_replicas, summed, summed_exposition
 
 
 def test_one_answer_is_unchanged():
@@ -35,3 +35,29 @@ def test_samples_of_the_same_labels_are_summed_and_comments_stand_once():
     assert summed_exposition([first, second]) == (
         '# HELP a A.\n# TYPE a counter\na_total{m="x y"} 4.5\na_total{m="z"} 2.0\n# TYPE b gauge\nb +Inf\n'
     )
+
+
+def test_what_all_say_of_the_same_thing_is_not_summed():
+    """Four gateways with one replica of 8 seats have 8 seats; what each counts for itself is summed all the same."""
+    first = '# TYPE g gauge\nwarmlane_replica_seats{replica="a"} 8.0\nwarmlane_gateways 2.0\n'
+    first += 'warmlane_gateways_degraded 1.0\nwarmlane_queue_depth{m="x"} 1.0\nwarmlane_bulk_seats{replica="a"} 3.0\n'
+    second = first.replace("3.0", "5.0").replace("2.0", "1.0")
+    assert summed_exposition([first, second]) == (
+        '# TYPE g gauge\nwarmlane_replica_seats{replica="a"} 8.0\nwarmlane_gateways 2.0\n'
+        'warmlane_gateways_degraded 2.0\nwarmlane_queue_depth{m="x"} 2.0\nwarmlane_bulk_seats{replica="a"} 5.0\n'
+    )
+
+
+def test_replicas_are_shown_once_with_what_all_gateways_have_there():
+    """A replica's row of the admin plane is the node's, not one process's."""
+
+    def seen(name, number):
+        counts = {"in_flight": {"interactive": number, "bulk": 1}, "outstanding_tokens": 10 * number}
+        return {"name": name, "state": "ready", "seats": 8, **counts}
+
+    first = {"data": [seen("a", 1)], "next_cursor": None}
+    second = {"data": [seen("a", 2), seen("b", 5)], "next_cursor": None}
+    assert merged_replicas([first, second]) == {
+        "data": [{**seen("a", 3), "in_flight": {"interactive": 3, "bulk": 2}}, seen("b", 5)],
+        "next_cursor": None,
+    }

@@ -1,6 +1,7 @@
 """The supervisor's line to its gateways: sums, first answers, orders to all, and no wait without end."""
 
 import asyncio
+import json
 
 import pytest
 
@@ -33,6 +34,18 @@ async def test_the_gateway_that_knows_a_request_answers(two):
     assert await control.request("req_1") == b'{"request_id": "req_1"}'
     assert await control.receipt("req_1") == b'{"chosen": "a"}'
     assert await control.request("req_2") is None
+
+
+async def test_replicas_are_merged_and_each_gateways_view_can_be_had(two):
+    """A person sees one row a replica; the supervisor waits until every gateway sees it ready."""
+    gateways, control = two
+    for number, gateway in enumerate(gateways, start=1):
+        row = {"name": "a", "state": "ready", "in_flight": {"bulk": number}, "outstanding_tokens": number}
+        gateway.will("GET", "/replicas", {"data": [row]})
+    (row,) = json.loads(await control.replicas())["data"]
+    assert (row["in_flight"], row["outstanding_tokens"]) == ({"bulk": 3}, 3)
+    views = [json.loads(one)["data"][0]["outstanding_tokens"] for one in await control.replicas_of_each()]
+    assert views == [1, 2]
 
 
 async def test_orders_go_to_all(two):
