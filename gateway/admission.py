@@ -9,8 +9,9 @@ from collections.abc import Callable
 from types import TracebackType
 
 from gateway.errors import Refused
-from gateway.model_queue import Absent, MarketRules, ModelQueue, Turn, Waiting
+from gateway.model_queue import MarketRules, ModelQueue
 from gateway.settings import LanesSection
+from gateway.turn import Absent, Turn, Waiting
 from gateway.turned_away import NoTurn, no_seats, queue_full, queue_timeout, shed, stopping
 from policies.caps import CapLimits, Caps
 from policies.entry import Entry
@@ -59,7 +60,7 @@ class Dispatch:
         return sum(queue.num_turns for queue in self._models.values())
 
     def statistics(self) -> dict[str, int]:
-        """All zero when quiescent. `holds`: parts of tenants' caps. `in_flight`: requests whose charge is not settled."""
+        """All zero when quiescent. `holds`: parts of tenants' caps. `in_flight`: charges that are not settled."""
         in_flight = sum(queue.queue.in_flight(lane) for queue in self._models.values() for lane in Lane)
         return {
             "waiting": self.num_waiting,

@@ -13,12 +13,12 @@ from gateway import sse
 from gateway.admission import TurnHolder
 from gateway.answer import keep_alive
 from gateway.errors import Refused
-from gateway.model_queue import NO_CAPS, Turn, Waiting
 from gateway.outcome import Outcome
 from gateway.parts import Call, Parts
 from gateway.relay import Preempted, Relay, Relayed, WholeRelay
 from gateway.request import InferenceRequest
 from gateway.streaming import StreamRelay
+from gateway.turn import NO_CAPS, Turn, Waiting
 from gateway.turned_away import NoTurn
 from policies.caps import CapLimits
 from policies.entry import Entry

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from gateway.answer import ClientAnswer
-from gateway.model_queue import Turn
 from gateway.relay import Relay
 from gateway.story import Story
+from gateway.turn import Turn
 from policies.lane import Lane
 from policies.preemption import BulkRun
 from routing.seat_control import SeatControl

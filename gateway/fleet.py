@@ -39,6 +39,7 @@ class AnnouncedReplica(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kv_tokens: int | None = None
     generation: int = 0
     priority: bool = False
+    bulk_seats: int | None = None
 
 
 class Announcement(msgspec.Struct, frozen=True):
@@ -233,6 +234,7 @@ def _spec(announced: AnnouncedReplica, adapter: EngineAdapter) -> ReplicaSpec:
         capabilities=adapter.capabilities,
         kv_tokens=announced.kv_tokens,
         generation=announced.generation,
+        bulk_seats=announced.bulk_seats,
     )
 
 

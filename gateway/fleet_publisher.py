@@ -111,6 +111,8 @@ class FleetPublisher:
             "url": started.url,
             "upstream_model": spec.model,
             "seats": spec.max_seqs,
+            "bulk_seats": spec.max_seqs,  # the worker keeps as many of bulk resident and leaves them out of steps
+            "kv_tokens": spec.kv_tokens,
             "labels": dict(spec.labels),
             "generation": started.generation,
         }

@@ -8,7 +8,8 @@ tenant what the request really cost.
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from policies.caps import CapLimits, Caps, Hold
+from gateway.turn import NO_CAPS, Absent, Turn, Waiting
+from policies.caps import CapLimits, Caps
 from policies.entry import Entry, Picked
 from policies.fair_queue import FairQueue, Place, QueueFull
 from policies.lane import Lane
@@ -17,15 +18,11 @@ from policies.offer import NoRoom, Offer
 from policies.saturation import Load, Saturation, Shed, TooLate
 from routing.decision import Full, NoReplica, RouteDecision
 from routing.filters import Rejection
-from routing.lease import Lease
 from routing.pool import ReplicaPool
-from routing.query import RouteQuery
 from routing.replica import ReplicaState
 from routing.router import Router
 
-NO_CAPS = CapLimits()
 MOST_NEAR = 4  # chosen: with more replicas free, seats are not what is scarce
-_OF_THE_FLOW = {Rejection.BARRED, Rejection.NOT_ALLOWED, Rejection.NOT_LABELLED}  # another flow may have room there
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,60 +34,6 @@ class MarketRules:
 
     kv_used_ratio: Callable[[str], float] = lambda _name: 0.0
     holdings: Holdings | None = None
-
-
-@dataclass(slots=True, eq=False)
-class Waiting:
-    """What an entry waits for. `caps`: its tenant's in its lane, as they are now. `has_deadline`: the client's own.
-
-    `ticket`: the caller's own.
-    """
-
-    query: RouteQuery
-    caps: CapLimits = NO_CAPS
-    has_deadline: bool = False
-    ticket: object = None
-
-
-@dataclass(frozen=True, slots=True)
-class Absent:
-    """The entry need not wait: nobody can serve it. It is out of the queue."""
-
-    entry: Entry
-    reason: NoReplica
-
-
-class Turn:
-    """The right to one attempt: a decision, its seat, the tenant's part of its caps. Ended exactly once, by its queue.
-
-    `cost`: what the request has cost so far in weighted tokens, kept up to date by who runs it.
-    """
-
-    __slots__ = ("cost", "decision", "hold", "is_over", "lease", "picked", "units")
-
-    def __init__(
-        self, picked: Picked, decision: RouteDecision, lease: Lease, hold: Hold, units: tuple[str, ...]
-    ) -> None:
-        self.picked = picked
-        self.decision = decision
-        self.lease = lease
-        self.hold = hold
-        self.units = units
-        self.cost = 0.0
-        self.is_over = False
-
-    @property
-    def entry(self) -> Entry:
-        """Whose turn it is."""
-        return self.picked.entry
-
-    @property
-    def queued_s(self) -> float:
-        """How long it was waited for."""
-        return self.picked.queued_s
-
-    def __repr__(self) -> str:
-        return f"<Turn {self.entry.tenant} on {self.decision.chosen} {'over' if self.is_over else 'open'}>"
 
 
 class ModelQueue:
@@ -198,7 +141,9 @@ class ModelQueue:
         """How the model stands for a lane, over its ready replicas: seats it may not take count as used."""
         ready = [one for one in self._pool.of_model(self.model) if one.state is ReplicaState.READY]
         all_seats = sum(replica.spec.seats for replica in ready)
-        used = sum(replica.num_in_flight if replica.has_seat(lane) else replica.spec.seats for replica in ready)
+        used = sum(
+            min(one.num_in_flight, one.spec.seats - 1) if one.has_seat(lane) else one.spec.seats for one in ready
+        )
         kv_used = sum(self._rules.kv_used_ratio(replica.name) for replica in ready)
         oldest = {lane: self.queue.oldest_since(lane) for lane in Lane}
         waited = {lane: now - since if since is not None else 0.0 for lane, since in oldest.items()}
@@ -237,7 +182,7 @@ class ModelQueue:
         if isinstance(decision, NoReplica):
             self._absences[entry] = decision
             return NoRoom.ENTRY
-        return _no_room(decision)
+        return _no_room(decision, entry)
 
     def _barred(self, entry: Entry, caps: CapLimits) -> frozenset[str]:
         """Replicas that have no seat for this tenant in the lane it is served as: by its cap, or by a lease."""
@@ -276,7 +221,7 @@ class ModelQueue:
         replica = self._pool.get(decision.chosen)
         assert replica is not None, "a replica that was just chosen is in the pool"
         taken: list[str] = []
-        for resource, limit in seats(decision.chosen, decision.lane, replica.seat_limits):
+        for resource, limit in seats(decision.chosen, decision.lane, replica.seat_limits, replica.spec.bulk_seats):
             if not self._rules.holdings.try_take(resource, limit, now, waiting=len(self.queue) + 1):
                 self._give_back_units(tuple(taken))
                 self._unleased[decision.chosen, decision.lane.rank] = None
@@ -301,9 +246,15 @@ class ModelQueue:
                 yield Absent(entry, reason)
 
 
-def _no_room(full: Full) -> NoRoom:
-    """How wide the lack of a seat is: for the whole lane, for this tenant, or for this request alone."""
+def _no_room(full: Full, entry: Entry) -> NoRoom:
+    """How wide the lack of a seat is: for the whole lane, for this tenant, or for this request alone.
+
+    What bars the lane alike, its labels or a lease, is no reason to ask every tenant in it.
+    """
     reasons = {reason for _, reason in full.filtered}
+    waiting: Waiting = entry.request
     if Rejection.EXCLUDED in reasons:
         return NoRoom.ENTRY  # a replica it was tried on may have room for the others of its flow
-    return NoRoom.LANE if reasons.isdisjoint(_OF_THE_FLOW) else NoRoom.FLOW
+    is_capped = Rejection.BARRED in reasons and waiting.caps.per_replica is not None
+    is_pinned_otherwise = Rejection.NOT_LABELLED in reasons and entry.served_as is not entry.lane
+    return NoRoom.FLOW if is_capped or is_pinned_otherwise or Rejection.NOT_ALLOWED in reasons else NoRoom.LANE

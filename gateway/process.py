@@ -54,9 +54,7 @@ def main(  # noqa: PLR0917  # the options of a command line
     raise typer.Exit(code)
 
 
-async def _run(
-    settings: Settings, home: Path, control: Path, *, port: int, number: int, workers: Announcement
-) -> int:
+async def _run(settings: Settings, home: Path, control: Path, *, port: int, number: int, workers: Announcement) -> int:
     host = settings.gateway.host
     try:
         listener = server.listen(host, port, is_shared=settings.gateway.processes > 1)

@@ -3,6 +3,7 @@
 What is not written here does not exist: an unknown section or key is refused, so that no setting is silently ignored.
 """
 
+import inspect
 import json
 import re
 import tomllib
@@ -117,12 +118,13 @@ class LaneSection(Section):
     labels: dict[str, str] = {}
 
 
+_OF_EVERY_LANE = inspect.getdoc(LaneSection)
+
+
 class InteractiveLane(LaneSection):
     """A lane of its own class keeps its other defaults when a file sets only one key."""
 
-    __doc__ = (
-        f"{LaneSection.__doc__}\n`itl_p95_s`: the gap between tokens that bulk may not spoil; none: 1.15 times alone."
-    )
+    __doc__ = f"{_OF_EVERY_LANE}\n`itl_p95_s`: the gap between tokens that bulk may not spoil; none: 1.15 times alone."
 
     reserved_seats: Annotated[int, Field(ge=0, le=10_000)] = 1
     itl_p95_s: Seconds | None = None
@@ -131,7 +133,7 @@ class InteractiveLane(LaneSection):
 class StandardLane(LaneSection):
     """As above."""
 
-    __doc__ = f"{LaneSection.__doc__}\n`weight`: its share of the seats when bulk waits too."
+    __doc__ = f"{_OF_EVERY_LANE}\n`weight`: its share of the seats when bulk waits too."
 
     max_wait_s: Seconds = 300
     weight: Annotated[float, Field(ge=0.01, le=100)] = 3
@@ -141,7 +143,7 @@ class BulkLane(LaneSection):
     """As above."""
 
     __doc__ = (
-        f"{LaneSection.__doc__}\n`weight`: its share of the seats when standard waits too. `lift_after_s`: a request "
+        f"{_OF_EVERY_LANE}\n`weight`: its share of the seats when standard waits too. `lift_after_s`: a request "
         "that waited so long is served as standard."
     )
 

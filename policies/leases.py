@@ -22,12 +22,16 @@ def seat(replica: str) -> str:
     return f"seat:{replica}"
 
 
-def seats(replica: str, lane: Lane, limits: Sequence[int]) -> Iterator[tuple[str, int]]:
+def seats(replica: str, lane: Lane, limits: Sequence[int], bulk_seats: int | None = None) -> Iterator[tuple[str, int]]:
     """(resource, limit) of each unit that a request of this lane takes on a replica.
 
     `limits`: seats below which each lane, by rank, may take one. A lower lane takes a unit at every level down to its
-    own, so that what is reserved for a higher lane stays free over all gateways together.
+    own, so that what is reserved for a higher lane stays free over all gateways together. `bulk_seats`: bulk's own,
+    where it does not share.
     """
+    if bulk_seats is not None and lane is Lane.BULK:
+        yield f"{seat(replica)}:{lane.value}", bulk_seats
+        return
     for above in sorted(Lane, key=lambda one: one.rank)[: lane.rank + 1]:
         yield f"{seat(replica)}:{above.value}", limits[above.rank]
 

@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Iterator
 
 from policies.leases import LEASE_S, MAX_PER_REPORT, MAX_RESOURCES, TRUSTED_RATIO, Ask, Grants, Report, family_of
 
+LONGEST_GAP = 3 / 8  # of a lease, between reports that fail: one every quarter, and its time to fail
+
 
 class _Holding:
     """One resource. `allowed` counts until `valid_until`; in use may be above it after it was lowered."""
@@ -159,7 +161,9 @@ class LocalHoldings:
 
     def fail(self, report: Report) -> None:
         """There was no answer to the report; whether the store took it in is unknown, and does not matter."""
-        first_at = report.sent_at if self._failed_at is None else self._failed_at[0]
+        first_at, last_at = self._failed_at or (report.sent_at, report.sent_at)
+        if report.sent_at - last_at > self.lease_s * LONGEST_GAP:
+            first_at = report.sent_at  # frozen in between; the store may have served the others meanwhile
         self._failed_at = (first_at, report.sent_at)
 
     def release(self) -> None:

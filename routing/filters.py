@@ -25,10 +25,10 @@ class Rejection(Enum):
 _READY = ReplicaState.READY  # a global: looking a member up costs more than the test, once per replica and request
 
 
-def rejection(replica: Replica, query: RouteQuery, rank: int, may_use: MayUse | None, now: float) -> Rejection | None:
+def rejection(replica: Replica, query: RouteQuery, may_use: MayUse | None, now: float) -> Rejection | None:
     """Why the replica (of the right model) cannot take the request now, or None if it can; the first reason that holds.
 
-    `rank`: of the query's lane. Missing seats come last: they alone are worth waiting for.
+    Missing seats come last: they alone are worth waiting for.
     """
     if replica.state is not _READY:
         return Rejection.NOT_READY
@@ -41,10 +41,10 @@ def rejection(replica: Replica, query: RouteQuery, rank: int, may_use: MayUse | 
     breaker = replica.breaker
     if not breaker.can_try(now):
         return Rejection.ASIDE if breaker.is_aside(now) else Rejection.FAILING
-    return _missing_seat(replica, query, rank)
+    return _missing_seat(replica, query)
 
 
-def _missing_seat(replica: Replica, query: RouteQuery, rank: int) -> Rejection | None:
-    if replica.num_in_flight >= replica.seat_limits[rank] or replica.in_flight[rank] >= replica.lane_seats[rank]:
+def _missing_seat(replica: Replica, query: RouteQuery) -> Rejection | None:
+    if not replica.has_seat(query.lane):
         return Rejection.NO_SEAT
     return Rejection.BARRED if query.barred and replica.name in query.barred else None

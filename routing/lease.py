@@ -27,12 +27,13 @@ class Lease:
     requests it held then, `unread_ahead`: their prompt tokens not read. `reading_s`: how long until its prompt is read,
     as predicted then. `probe`: the breaker's number for this attempt, 0 for an ordinary one. `given_mark`, `row_mark`:
     where the replica's rows stood when it was given and when it began to decode; None before, or if nobody watches.
-    The replica may leave the pool meanwhile; ending stays harmless.
+    `is_hidden`: interactive and standard requests do not feel it. The replica may leave the pool meanwhile; ending
+    stays harmless.
     """
 
     __slots__ = (
-        "_owner", "begun_at", "breaker", "given_mark", "is_over", "is_prefilled", "lane", "probe", "reading_s",
-        "replica", "row_mark", "rows_ahead", "tokens_ahead", "uncached_tokens", "unread_ahead",
+        "_owner", "begun_at", "breaker", "given_mark", "is_hidden", "is_over", "is_prefilled", "lane", "probe",
+        "reading_s", "replica", "row_mark", "rows_ahead", "tokens_ahead", "uncached_tokens", "unread_ahead",
     )  # fmt: skip
 
     def __init__(
@@ -52,6 +53,7 @@ class Lease:
         self.row_mark: RowMark | None = None
         self.probe = probe
         self.begun_at = now
+        self.is_hidden = lane is Lane.BULK and replica.spec.capabilities.leaves_bulk_out
         self.is_prefilled = False
         self.is_over = False
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from cache_affinity.prefix import PrefixKey
 from routing.decision import Why
 from routing.replica import ROW_TOKENS, Replica
-from routing.ring import LOAD_FACTOR, place, weight, work_bounds
+from routing.ring import LOAD_FACTOR, place, weight, work_bounds, works_of
 from routing.scorers import Row
 
 USEFUL_TOKENS = 64  # a smaller hit is block rounding
@@ -22,16 +22,18 @@ _TIE_MS, _TIE_SHARE = 1.0, 0.02  # scores this close are the same
 Pick = tuple[int, Why, int]  # (index of the chosen, the rule, index of the one passed over or of the chosen)
 
 
-def pick(key: PrefixKey, prompt_tokens: int, replicas: Sequence[Replica], rows: Sequence[Row]) -> Pick:
+def pick(
+    key: PrefixKey, prompt_tokens: int, replicas: Sequence[Replica], rows: Sequence[Row], *, feels_bulk: bool = True
+) -> Pick:
     """The choice among one or more replicas that may take the request. Pure: the same inputs, the same choice.
 
     `rows`: parallel to `replicas`.
     """
-    field = _Field(key, replicas, rows)
+    field = _Field(key, replicas, rows, works_of(replicas, feels_bulk=feels_bulk))
     useful = max(USEFUL_TOKENS, USEFUL_SHARE * prompt_tokens)
     warm = [index for index, hit in enumerate(field.hits) if hit >= useful]
     if not warm:
-        chosen, home = place(key, replicas, field.bounds)
+        chosen, home = place(key, replicas, field.works, field.bounds)
         return chosen, Why.HOME if chosen == home else Why.NEXT_HOME, home
     bearable = field.not_overloaded(warm)
     if not bearable:
@@ -44,16 +46,17 @@ def pick(key: PrefixKey, prompt_tokens: int, replicas: Sequence[Replica], rows: 
 
 
 class _Field:
-    """The candidates of one request, by index. `bounds`: see `ring.work_bounds`."""
+    """The candidates of one request, by index. `works`, `bounds`: see `ring`."""
 
-    __slots__ = ("bounds", "hits", "key", "replicas", "scores")
+    __slots__ = ("bounds", "hits", "key", "replicas", "scores", "works")
 
-    def __init__(self, key: PrefixKey, replicas: Sequence[Replica], rows: Sequence[Row]) -> None:
+    def __init__(self, key: PrefixKey, replicas: Sequence[Replica], rows: Sequence[Row], works: Sequence[int]) -> None:
         self.key = key
         self.replicas = replicas
         self.hits = [row[2] for row in rows]
         self.scores = [row[-1] for row in rows]
-        self.bounds = work_bounds(replicas)
+        self.works = works
+        self.bounds = work_bounds(works)
 
     def not_overloaded(self, warm: Sequence[int]) -> list[int]:
         """Those of `warm` whose hit makes up for the work they have.
@@ -61,20 +64,20 @@ class _Field:
         Too much is `LOAD_FACTOR` times what the least loaded replica would have after reading the hit again, plus a
         part of the seats: below that, requests meeting on one replica are what affinity is for.
         """
-        replicas, hits = self.replicas, self.hits
-        least = min([replica.work_tokens for replica in replicas])
+        replicas, hits, works = self.replicas, self.hits, self.works
+        least = min(works)
         slack = MEETING_SHARE * ROW_TOKENS
         return [
             index
             for index in warm
-            if replicas[index].work_tokens <= LOAD_FACTOR * (least + hits[index]) + slack * replicas[index].spec.seats
+            if works[index] <= LOAD_FACTOR * (least + hits[index]) + slack * replicas[index].spec.seats
         ]
 
     def within_bounds(self, below_ms: float) -> list[int]:
         """Those that score below `below_ms` and have no more than their share of the work."""
-        replicas, bounds = self.replicas, self.bounds
+        works, bounds = self.works, self.bounds
         good = [index for index, score in enumerate(self.scores) if score < below_ms]
-        return [index for index in good if replicas[index].work_tokens <= bounds[index]]
+        return [index for index in good if works[index] <= bounds[index]]
 
     def best(self, among: Sequence[int]) -> int:
         """The lowest score; of equal ones the largest hit, then the least work, then by hash."""
@@ -87,8 +90,8 @@ class _Field:
             return tied[0]
         most = max([hits[index] for index in tied])
         tied = [index for index in tied if hits[index] == most]
-        least = min([replicas[index].work_tokens for index in tied])
-        tied = [index for index in tied if replicas[index].work_tokens == least]
+        least = min([self.works[index] for index in tied])
+        tied = [index for index in tied if self.works[index] == least]
         return max(tied, key=lambda index: weight(self.key.home, replicas[index]))
 
     def spill(self, warm: Sequence[int]) -> Pick:
@@ -103,5 +106,5 @@ class _Field:
         bounds = list(self.bounds)
         for index in warm:
             bounds[index] = -1.0
-        chosen, _ = place(self.key, self.replicas, bounds)
+        chosen, _ = place(self.key, self.replicas, self.works, bounds)
         return chosen, Why.SPILLED_HOME, passed

@@ -162,7 +162,7 @@ class ReplicaPool:
             return None
         if not replica.has_seat(decision.lane) or not replica.breaker.can_try(now):
             return None
-        ahead = tokens_ahead(replica, decision.uncached_tokens)
+        ahead = tokens_ahead(replica, decision.uncached_tokens, feels_bulk=decision.lane is Lane.BULK)
         lease = Lease(
             self, replica, decision.lane, now=now, uncached_tokens=decision.uncached_tokens, tokens_ahead=ahead,
             rows_ahead=replica.num_in_flight, unread_ahead=replica.outstanding_tokens,
@@ -173,6 +173,10 @@ class ReplicaPool:
         replica.num_in_flight += 1
         replica.outstanding_tokens += lease.uncached_tokens
         replica.work_tokens += lease.uncached_tokens + ROW_TOKENS
+        if lease.is_hidden:
+            replica.hidden_in_flight += 1
+            replica.hidden_tokens += lease.uncached_tokens
+            replica.hidden_work += lease.uncached_tokens + ROW_TOKENS
         replica.shadow.insert(decision.key, now)
         replica.steps.note_prompt(lease.uncached_tokens)
         self._num_leases += 1
@@ -184,6 +188,9 @@ class ReplicaPool:
         """For `Lease` alone: its prompt is read, or will not be."""
         lease.replica.outstanding_tokens -= lease.uncached_tokens
         lease.replica.work_tokens -= lease.uncached_tokens
+        if lease.is_hidden:
+            lease.replica.hidden_tokens -= lease.uncached_tokens
+            lease.replica.hidden_work -= lease.uncached_tokens
         if self.watcher is not None:
             self.watcher.decoding(lease)
 
@@ -193,6 +200,9 @@ class ReplicaPool:
         replica.in_flight[lease.lane.rank] -= 1
         replica.num_in_flight -= 1
         replica.work_tokens -= ROW_TOKENS
+        if lease.is_hidden:
+            replica.hidden_in_flight -= 1
+            replica.hidden_work -= ROW_TOKENS
         lease.breaker.release(lease.probe)
         self._num_leases -= 1
         if self.watcher is not None:
@@ -209,7 +219,7 @@ class ReplicaPool:
 
     def learn_ttft(self, lease: Lease, uncached_tokens: int, ttft_s: float) -> None:
         """Take in a time to first token, from dispatch, of a prompt that had `uncached_tokens` to be computed."""
-        if lease.is_current:
+        if lease.is_current and not lease.is_hidden:  # how long bulk was left out says nothing of how fast it reads
             lease.replica.ttft.observe(lease.tokens_ahead + uncached_tokens, ttft_s)
             if not lease.unread_ahead and not lease.replica.spec.capabilities.leaves_bulk_out:
                 lease.replica.steps.learn_ttft(uncached_tokens, lease.rows_ahead, ttft_s, lease.begun_at + ttft_s)

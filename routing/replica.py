@@ -37,8 +37,9 @@ MOVES: dict[ReplicaState, frozenset[ReplicaState]] = {
 class ReplicaSpec:
     """What configuration or discovery says of a replica; `name` is its identity.
 
-    `url`: without `/v1`. `seats`: requests it may hold at once. `kv_tokens`: tokens its KV cache holds, if known.
-    `generation`: differs after each restart of its process (any number; only a change means something).
+    `url`: without `/v1`. `seats`: requests it may hold at once. `bulk_seats`: seats of bulk's own beside them, for
+    engines that leave bulk out of their steps; None: bulk shares `seats`. `kv_tokens`: tokens its KV cache holds, if
+    known. `generation`: differs after each restart of its process (any number; only a change means something).
     """
 
     name: str
@@ -50,13 +51,16 @@ class ReplicaSpec:
     capabilities: Capabilities = field(default_factory=Capabilities)
     kv_tokens: int | None = None
     generation: int = 0
+    bulk_seats: int | None = None
 
 
 class Replica:
     """One engine instance with its load, health and what it is believed to hold.
 
     `in_flight`: open leases by lane rank. `outstanding_tokens`: uncached prompt tokens given to it and not read yet.
-    `work_tokens`: outstanding tokens plus `ROW_TOKENS` for each open lease; what load is judged by.
+    `work_tokens`: outstanding tokens plus `ROW_TOKENS` for each open lease; what load is judged by. The three
+    `hidden_…`: how much of rows in flight, outstanding and work is bulk that the engine leaves out of people's steps,
+    which interactive and standard requests do not feel.
     `seat_limits`: open leases below which a lane (by rank) may still be given a seat. `lane_seats`: open leases of its
     own below which it may, too; `bulk_seats`: what bulk may come to hold.
     """
@@ -65,6 +69,9 @@ class Replica:
         "breaker",
         "bulk_seats",
         "confidence",
+        "hidden_in_flight",
+        "hidden_tokens",
+        "hidden_work",
         "in_flight",
         "joined_at",
         "lane_seats",
@@ -91,6 +98,9 @@ class Replica:
         self.num_in_flight = 0
         self.outstanding_tokens = 0
         self.work_tokens = 0
+        self.hidden_in_flight = 0
+        self.hidden_tokens = 0
+        self.hidden_work = 0
         self.seat_limits = seat_limits
         self.lane_seats = UNLIMITED
         self.bulk_seats = UNLIMITED[Lane.BULK.rank]
@@ -115,7 +125,12 @@ class Replica:
 
     def has_seat(self, lane: Lane) -> bool:
         """Whether a request of this lane may be given a seat: the last are reserved for higher lanes."""
-        rank = lane.rank
+        rank, own = lane.rank, self.spec.bulk_seats
+        if own is not None:
+            bulk = self.in_flight[Lane.BULK.rank]
+            if lane is Lane.BULK:
+                return bulk < min(own, self.lane_seats[rank])
+            return self.num_in_flight - bulk < self.seat_limits[rank] and self.in_flight[rank] < self.lane_seats[rank]
         return self.num_in_flight < self.seat_limits[rank] and self.in_flight[rank] < self.lane_seats[rank]
 
     def restart(self, now: float) -> None:

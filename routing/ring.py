@@ -19,19 +19,27 @@ def weight(seed: int, replica: Replica) -> int:
     return xxh3_64_intdigest(replica.name_bytes, seed)
 
 
-def work_bounds(replicas: Sequence[Replica], factor: float = LOAD_FACTOR) -> list[float]:
+def works_of(replicas: Sequence[Replica], *, feels_bulk: bool) -> list[int]:
+    """The work of each replica as a request feels it: people do not feel bulk that is left out of their steps."""
+    if feels_bulk:
+        return [replica.work_tokens for replica in replicas]
+    return [replica.work_tokens - replica.hidden_work for replica in replicas]
+
+
+def work_bounds(works: Sequence[int], factor: float = LOAD_FACTOR) -> list[float]:
     """The work in tokens above which each replica is passed over: `factor` times the mean of the others, plus one row.
 
     Of the others, so that a hot replica does not raise its own bar. At least one replica is within its bound.
     """
-    works = [replica.work_tokens for replica in replicas]
     if len(works) == 1:
         return [float("inf")]
     total, share = sum(works), factor / (len(works) - 1)
     return [(total - work) * share + ROW_TOKENS for work in works]
 
 
-def place(key: PrefixKey, replicas: Sequence[Replica], bounds: Sequence[float]) -> tuple[int, int]:
+def place(
+    key: PrefixKey, replicas: Sequence[Replica], works: Sequence[int], bounds: Sequence[float]
+) -> tuple[int, int]:
     """(index of the chosen, index of the home): the heaviest replica within its bound, and the heaviest of all."""
     seed = key.home
     chosen, home = -1, 0
@@ -40,7 +48,7 @@ def place(key: PrefixKey, replicas: Sequence[Replica], bounds: Sequence[float]) 
         this = xxh3_64_intdigest(replica.name_bytes, seed)
         if this > most_of_all:
             home, most_of_all = index, this
-        if this > most and replica.work_tokens <= bounds[index]:
+        if this > most and works[index] <= bounds[index]:
             chosen, most = index, this
     assert chosen >= 0, "the least loaded replica is always within its bound"
     return chosen, home

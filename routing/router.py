@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from cache_affinity.ratio import TokenRatios
 from engines.contract import Fault
+from policies.lane import Lane
 from routing.breaker import VERDICTS, Verdict
 from routing.decision import Absence, Full, NoReplica, RouteDecision
 from routing.filters import MayUse, Rejection, rejection
@@ -58,9 +59,9 @@ class Router:
         """
         replicas: list[Replica] = []
         filtered: list[tuple[str, Rejection]] = []
-        rank, may_use = query.lane.rank, self._may_use
+        may_use = self._may_use
         for replica in self.pool.of_model(query.model):
-            reason = rejection(replica, query, rank, may_use, now)
+            reason = rejection(replica, query, may_use, now)
             if reason is None:
                 replicas.append(replica)
             else:
@@ -118,8 +119,9 @@ class Router:
         key = query.key
         tokens_per_byte = 1.0 / self.ratios.of(query.model).bytes_per_token
         prompt_tokens = max(1, round(key.total_bytes * tokens_per_byte))
-        rows = score(replicas, key, prompt_tokens, tokens_per_byte)
-        chosen, why, passed = pick(key, prompt_tokens, replicas, rows)
+        feels_bulk = query.lane is Lane.BULK
+        rows = score(replicas, key, prompt_tokens, tokens_per_byte, feels_bulk=feels_bulk)
+        chosen, why, passed = pick(key, prompt_tokens, replicas, rows, feels_bulk=feels_bulk)
         candidate = Candidate(*rows[chosen])
         return RouteDecision(
             model=query.model, lane=query.lane, project_id=query.project_id, key=key, chosen=candidate.replica, why=why,

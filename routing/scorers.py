@@ -68,12 +68,22 @@ def interference_tokens(num_in_flight: int, uncached_tokens: int) -> int:
     return num_in_flight * (1 + uncached_tokens // STEP_TOKENS)
 
 
-def tokens_ahead(replica: Replica, uncached_tokens: int) -> int:
+def tokens_ahead(replica: Replica, uncached_tokens: int, *, feels_bulk: bool = True) -> int:
     """Tokens the replica works off before the first token, besides the prompt itself."""
-    return replica.outstanding_tokens + interference_tokens(replica.num_in_flight, uncached_tokens)
+    outstanding, flying = _load(replica, feels_bulk=feels_bulk)
+    return outstanding + interference_tokens(flying, uncached_tokens)
 
 
-def score(replicas: Iterable[Replica], key: PrefixKey, prompt_tokens: int, tokens_per_byte: float) -> tuple[Row, ...]:
+def _load(replica: Replica, *, feels_bulk: bool) -> tuple[int, int]:
+    """(outstanding tokens, requests in flight) as a request feels them: people do not feel bulk that is left out."""
+    if feels_bulk:
+        return replica.outstanding_tokens, replica.num_in_flight
+    return replica.outstanding_tokens - replica.hidden_tokens, replica.num_in_flight - replica.hidden_in_flight
+
+
+def score(
+    replicas: Iterable[Replica], key: PrefixKey, prompt_tokens: int, tokens_per_byte: float, *, feels_bulk: bool = True
+) -> tuple[Row, ...]:
     """The row of each replica, in order. One loop, not a call per term: it runs for every replica of every request."""
     total_bytes, sizes, guess = key.total_bytes, key.sizes, 0
     rows: list[Row] = []
@@ -87,7 +97,7 @@ def score(replicas: Iterable[Replica], key: PrefixKey, prompt_tokens: int, token
             shadow_tokens = int(hit_bytes * tokens_per_byte)
             fused = int(shadow_tokens * confidence)
         uncached = prompt_tokens - fused
-        outstanding, flying = replica.outstanding_tokens, replica.num_in_flight
+        outstanding, flying = _load(replica, feels_bulk=feels_bulk)
         ms, base = ttft.ms_per_token, ttft.base_ms
         score_ms = base + (outstanding + uncached + flying * (1 + uncached // STEP_TOKENS)) * ms
         evicts = shadow.held_bytes + total_bytes - hit_bytes > shadow.capacity_bytes

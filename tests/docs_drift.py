@@ -3,6 +3,7 @@
 A page that disagrees with the code fails the check; `--write` makes it agree.
 """
 
+import inspect
 import sys
 from pathlib import Path
 from typing import Any
@@ -48,7 +49,7 @@ def _section(field: FieldInfo) -> tuple[type[Section], bool]:
 def _table(title: str, section: type[BaseModel], default: Any) -> list[str]:
     lines = [
         f"## {title}\n",
-        (section.__doc__ or "").strip() + "\n",
+        inspect.cleandoc(section.__doc__ or "") + "\n",
         "| key | type | default | bounds |",
         "|---|---|---|---|",
     ]

@@ -2,16 +2,20 @@
 
 Full blocks are named by a digest chained over all tokens before them and the tenant's salt, so that equal names mean
 equal content and equal owners' salt; the digest is cryptographic, hence tokens are not compared again. A block keeps
-its name when its last holder lets go, and loses it when it is handed out to another (lazy eviction, least recently
-used first). Cached blocks form a forest by parent. NOTE: holders let go of a path tail first, so a child always stands
-before its parent in the free queue, and what is evicted is always a leaf.
+its name when its last holder lets go, and loses it when it is handed out to another (lazy eviction). Blocks that only
+bulk has held go first, so that a flood of bulk pushes out its own and not what people's conversations have warm; once
+an urgent sequence has held a block it is urgent until evicted. Among equals the least recently used goes first. Cached
+blocks form a forest by parent. NOTE: holders let go of a path tail first, and an urgent block's parent is urgent too
+(who holds a block holds the path to it), so a child always goes before its parent, and what is evicted is a leaf.
 """
 
 import hashlib
 from array import array
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+from engines.core.eviction import EvictionOrder
 
 _LITTLE_ENDIAN_U32 = array("I", (1,)).tobytes() == b"\x01\0\0\0"
 
@@ -58,8 +62,8 @@ class BlockPool:
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._parents: list[int | None] = [None] * num_blocks
         self._by_hash: dict[bytes, list[int]] = {}
-        # Blocks with no references: first in line is handed out first. An OrderedDict removes from the middle in O(1).
-        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(num_blocks))
+        self._is_urgent = [False] * num_blocks  # an urgent sequence has held it since it was blank
+        self._free = EvictionOrder(range(num_blocks))  # blocks with no references
         self._num_cached_free = 0
         self._evictions = 0
 
@@ -112,27 +116,29 @@ class BlockPool:
             del released[block]  # a Counter forgives what it lacks
         return sum(1 for block, num_released in released.items() if num_released == self._refs[block])
 
-    def share(self, blocks: Iterable[int]) -> None:
-        """Take another reference to each of `blocks`, matched just before."""
+    def share(self, blocks: Iterable[int], *, is_urgent: bool) -> None:
+        """Take another reference to each of `blocks`, matched just before. `is_urgent`: for a lane above bulk."""
         for block in blocks:
             if self._refs[block] == 0:
-                del self._free[block]
+                self._free.remove(block)
                 self._num_cached_free -= 1
             self._refs[block] += 1
+            self._is_urgent[block] |= is_urgent
 
-    def allocate(self, num_blocks: int) -> Allocation | None:
-        """Hand out blank blocks, evicting the least recently used cached ones; None, changing nothing, if too few."""
+    def allocate(self, num_blocks: int, *, is_urgent: bool) -> Allocation | None:
+        """Hand out blank blocks, evicting cached ones in their order; None, changing nothing, if there are too few."""
         if num_blocks > len(self._free):
             return None
         blocks, evicted = [], []
         for _ in range(num_blocks):
-            block, _ = self._free.popitem(last=False)
+            block = self._free.pop()
             if self._hashes[block] is not None:
                 self._forget_name(block)
                 self._num_cached_free -= 1
                 self._evictions += 1
                 evicted.append(block)
             self._refs[block] = 1
+            self._is_urgent[block] = is_urgent
             blocks.append(block)
         return Allocation(tuple(blocks), tuple(evicted))
 
@@ -146,16 +152,17 @@ class BlockPool:
         self._by_hash.setdefault(digest, []).append(block)
 
     def release(self, blocks: Sequence[int]) -> None:
-        """Let go of a sequence's blocks, in its order; the tail stands first in line for eviction."""
+        """Let go of a sequence's blocks, in its order; of each kind the tail stands first in line for eviction."""
         for block in reversed(blocks):
             assert self._refs[block] > 0, f"block {block} is released twice"
             self._refs[block] -= 1
-            if self._refs[block] == 0:
-                self._free[block] = None
-                if self._hashes[block] is None:
-                    self._free.move_to_end(block, last=False)
-                else:
-                    self._num_cached_free += 1
+            if self._refs[block] > 0:
+                continue
+            if self._hashes[block] is None:
+                self._free.add_first(block)
+            else:
+                self._free.add(block, is_urgent=self._is_urgent[block])
+                self._num_cached_free += 1
 
     def forget(self, blocks: Iterable[int]) -> None:
         """Drop the content of cached blocks that nobody holds any more (children with their parents)."""
@@ -163,11 +170,16 @@ class BlockPool:
             assert self._refs[block] == 0, f"block {block} is forgotten while held"
             self._forget_name(block)
             self._num_cached_free -= 1
-            self._free.move_to_end(block, last=False)
+            self._free.remove(block)
+            self._free.add_first(block)
 
     def cached_blocks(self) -> set[int]:
         """The blocks that can be hit, held or not."""
         return {block for block in range(self._num_blocks) if self._hashes[block] is not None}
+
+    def urgent_blocks(self) -> set[int]:
+        """Those of the cached blocks that an urgent sequence holds or has held."""
+        return {block for block in self.cached_blocks() if self._is_urgent[block]}
 
     def check_integrity(self, holders: Iterable[Sequence[int]] = ()) -> None:
         """Raise AssertionError unless counts, queue and names agree with each other and with these block lists."""
@@ -187,6 +199,7 @@ class BlockPool:
             parent = self._parents[block]
             assert parent is None or parent in named, f"block {block} has lost its parent"
             assert parent is None or refs[parent] >= refs[block] > 0 or refs[block] == 0, "a child outlives its parent"
+            assert parent is None or self._is_urgent[parent] or not self._is_urgent[block], "a parent is less urgent"
             if parent in place and block in place:
                 assert place[block] < place[parent], f"block {block} would be evicted after its parent"
 

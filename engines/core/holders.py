@@ -9,12 +9,15 @@ of published blocks at its front. What must hold at all times:
 - a retained slot holds its path and nothing more, and something that no other slot holds; an active slot holds its
   path and cells of blocks that its sequence owns alone;
 - hence cells in use are covered by blocks that the pool counts, and salts, which are part of block names, never mix.
+
+Where a retained slot must give itself up, one that only bulk has used goes first. A slot is *urgent* from when an
+urgent sequence opens it, or from when an urgent slot lets go of blocks that it holds too, until it is free.
 """
 
-from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 
+from engines.core.eviction import EvictionOrder
 from engines.core.plan import Fork, Truncate
 
 
@@ -43,7 +46,8 @@ class SlotHolders:
         """Every slot is free and empty: the runner has forgotten everything too."""
         self._free = list(reversed(range(self.num_slots)))
         self._paths: list[list[int]] = [[] for _ in range(self.num_slots)]
-        self._retained: OrderedDict[int, None] = OrderedDict()  # least recently used first
+        self._retained = EvictionOrder()
+        self._is_urgent = [False] * self.num_slots
         self._slots_of: dict[int, set[int]] = {}
         self._operations.clear()
 
@@ -53,15 +57,21 @@ class SlotHolders:
         self._operations.clear()
         return operations
 
-    def open(self, path: Sequence[int]) -> Opened:
+    def open(self, path: Sequence[int], *, is_urgent: bool) -> Opened:
         """A slot that holds `path`, which some slot holds (or which is empty), for a sequence to go on from there.
 
         A retained slot that holds just this is taken over as it is; else a free one gets a fork. Without a free slot
-        the least recently used retained one gives itself up, the source of the fork last of all.
+        the next of the retained ones gives itself up, the source of the fork last of all. `is_urgent`: the sequence is
+        of a lane above bulk.
         """
+        opened = self._open(path)
+        self._is_urgent[opened.slot] |= is_urgent
+        return opened
+
+    def _open(self, path: Sequence[int]) -> Opened:
         source = self._best_source(path)
         if source is not None and source in self._retained and len(self._paths[source]) == len(path):
-            del self._retained[source]
+            self._retained.remove(source)
             return Opened(source, ())
         dropped: tuple[int, ...] = ()
         if not self._free:
@@ -69,7 +79,7 @@ class SlotHolders:
             if victim is None:
                 assert source is not None, "more sequences than slots"
                 assert source in self._retained, "more sequences than slots"
-                del self._retained[source]
+                self._retained.remove(source)
                 return Opened(source, self._cut(source, len(path)))
             dropped = self._free_up(victim)
         slot = self._free.pop()
@@ -78,7 +88,8 @@ class SlotHolders:
             for block in path:
                 self.extend(slot, block)
             if source in self._retained:
-                self._retained.move_to_end(source)
+                self._retained.remove(source)
+                self._retained.add(source, is_urgent=self._is_urgent[source])
         return Opened(slot, dropped)
 
     def extend(self, slot: int, block: int) -> None:
@@ -93,7 +104,7 @@ class SlotHolders:
             self._free_up(slot)
         else:
             self._truncate(slot, len(path))
-            self._retained[slot] = None
+            self._retained.add(slot, is_urgent=self._is_urgent[slot])
 
     def evict(self, block: int) -> tuple[int, ...]:
         """The pool has evicted `block`: nobody keeps it. Returns further cached blocks that no slot holds any more."""
@@ -105,8 +116,11 @@ class SlotHolders:
                 self._free_up(slot)
         return tuple(other for other in dropped if other != block)
 
-    def check_integrity(self, active: Sequence[int], cached: set[int]) -> None:
-        """Raise AssertionError unless slots are accounted for and hold exactly the pool's cached blocks."""
+    def check_integrity(self, active: Sequence[int], cached: Set[int], urgent: Set[int] = frozenset()) -> None:
+        """Raise AssertionError unless slots are accounted for and hold exactly the pool's cached blocks.
+
+        `urgent`: those of them that are on an urgent slot at least.
+        """
         everywhere = sorted([*active, *self._retained, *self._free])
         assert everywhere == list(range(self.num_slots)), "a slot is lost or in two places"
         slots_of: dict[int, set[int]] = {}
@@ -115,7 +129,9 @@ class SlotHolders:
                 slots_of.setdefault(block, set()).add(slot)
         assert slots_of == self._slots_of, "paths and holders differ"
         assert set(slots_of) == cached, "holders and the pool's cached blocks differ"
-        assert not any(self._paths[slot] for slot in self._free), "a free slot holds blocks"
+        assert not any(self._paths[slot] or self._is_urgent[slot] for slot in self._free), "a free slot is not empty"
+        kept = {block for slot, path in enumerate(self._paths) if self._is_urgent[slot] for block in path}
+        assert urgent <= kept, "what urgent sequences have held is on slots that go as bulk's"
         assert all(self._paths[slot] for slot in self._retained), "a retained slot holds nothing"
 
     def _best_source(self, path: Sequence[int]) -> int | None:
@@ -131,7 +147,9 @@ class SlotHolders:
 
     def _free_up(self, slot: int) -> tuple[int, ...]:
         dropped = self._cut(slot, 0)
-        self._retained.pop(slot, None)
+        if slot in self._retained:
+            self._retained.remove(slot)
+        self._is_urgent[slot] = False
         self._free.append(slot)
         return dropped
 
@@ -139,14 +157,29 @@ class SlotHolders:
         """Keep the first `num_blocks` of the slot's path. Returns the blocks that nobody holds now, tail first."""
         path = self._paths[slot]
         dropped = []
+        owes = self._is_urgent[slot]
         while len(path) > num_blocks:
             block = path.pop()
-            self._slots_of[block].discard(slot)
-            if not self._slots_of[block]:
+            others = self._slots_of[block]
+            others.discard(slot)
+            if not others:
                 del self._slots_of[block]
                 dropped.append(block)
+            elif owes:
+                self._hand_down(others)
+                owes = False  # who holds this block holds all before it
         self._truncate(slot, num_blocks)
         return tuple(dropped)
+
+    def _hand_down(self, others: set[int]) -> None:
+        """An urgent slot lets go of a block that these hold too: one of them shall be urgent."""
+        if any(self._is_urgent[slot] for slot in others):
+            return
+        heir = min(others)
+        self._is_urgent[heir] = True
+        if heir in self._retained:
+            self._retained.remove(heir)
+            self._retained.add(heir, is_urgent=True)
 
     def _truncate(self, slot: int, num_blocks: int) -> None:
         last = self._operations[-1] if self._operations else None

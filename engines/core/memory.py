@@ -12,6 +12,7 @@ from engines.core.blocks import BlockPool, PoolStatistics, extend_hashes
 from engines.core.holders import SlotHolders
 from engines.core.plan import Fork, Truncate
 from engines.core.sequence import Sequence
+from policies.lane import Lane
 
 
 class Placement(Enum):
@@ -71,8 +72,8 @@ class KvMemory:
         num_missing = self._num_blocks(len(sequence.tokens)) - len(path)
         if num_missing > self._pool.num_free - self._pool.num_free_in(path) - keep_free:
             return Placement.NO_ROOM
-        self._pool.share(path)
-        sequence.slot = self._open_slot(path)
+        self._pool.share(path, is_urgent=_is_urgent(sequence))
+        sequence.slot = self._open_slot(sequence, path)
         sequence.blocks = list(path)
         sequence.num_published = len(path)
         sequence.num_computed = len(path) * size
@@ -137,7 +138,7 @@ class KvMemory:
         slots = [sequence.slot for sequence in seated if sequence.slot is not None]
         assert len(slots) == len(seated), "a seated sequence has no slot"
         if self._holders is not None:
-            self._holders.check_integrity(slots, self._pool.cached_blocks())
+            self._holders.check_integrity(slots, self._pool.cached_blocks(), self._pool.urgent_blocks())
         else:
             everywhere = sorted([*slots, *self._free_slots])
             assert everywhere == list(range(self.num_slots)), "a slot is lost or in two places"
@@ -145,15 +146,15 @@ class KvMemory:
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self._settings.block_size)
 
-    def _open_slot(self, path: tuple[int, ...]) -> int:
+    def _open_slot(self, sequence: Sequence, path: tuple[int, ...]) -> int:
         if self._holders is None:
             return self._free_slots.pop()
-        opened = self._holders.open(path)
+        opened = self._holders.open(path, is_urgent=_is_urgent(sequence))
         self._pool.forget(opened.dropped)
         return opened.slot
 
     def _allocate(self, sequence: Sequence, num_blocks: int) -> bool:
-        allocation = self._pool.allocate(num_blocks)
+        allocation = self._pool.allocate(num_blocks, is_urgent=_is_urgent(sequence))
         if allocation is None:
             return False
         sequence.blocks.extend(allocation.blocks)
@@ -176,3 +177,8 @@ class KvMemory:
         """Whether a sequence of no lower lane is computing this block. Waiting for a lower lane could take long."""
         owner = self._claims.get(digest) if digest is not None else None
         return owner is not None and owner.request.lane.rank <= sequence.request.lane.rank
+
+
+def _is_urgent(sequence: Sequence) -> bool:
+    """Whether what it holds is kept longer than what only bulk has held."""
+    return sequence.request.lane is not Lane.BULK

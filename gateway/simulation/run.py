@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from cache_affinity.ratio import TokenRatios
+from engines.adapters.warmlane import WarmlaneAdapter
 from gateway.simulation.dispatch import Dispatch, LaneOrder, TurnOrder
 from gateway.simulation.measure import Result, Window
 from gateway.simulation.replica import EngineSettings, SimulatedReplica
@@ -24,13 +25,15 @@ OrderFactory = Callable[[Router], TurnOrder]
 class FleetSettings:
     """The fleet. `seats`: of each replica, as the gateway gives them out. `reserved_seats`: kept from lower lanes.
 
-    `speeds`: factors on the step time of the replicas that the gateway is not told of, in order; () for 1.
+    `bulk_seats`: bulk's own, None where it shares. `speeds`: factors on the step time of the replicas that the gateway
+    is not told of, in order; () for 1.
     """
 
     num_replicas: int
     engine: EngineSettings
     seats: int
     reserved_seats: dict[Lane, int] = field(default_factory=dict)
+    bulk_seats: int | None = None
     speeds: tuple[float, ...] = ()
 
     def __post_init__(self) -> None:
@@ -91,7 +94,14 @@ def _pool(fleet: FleetSettings) -> ReplicaPool:
     for number in range(fleet.num_replicas):
         kv_tokens = fleet.engine.scheduler.kv_tokens
         spec = ReplicaSpec(
-            _name(number), MODEL, engine="warmlane", url=_name(number), seats=fleet.seats, kv_tokens=kv_tokens
+            _name(number),
+            MODEL,
+            engine="warmlane",
+            url=_name(number),
+            seats=fleet.seats,
+            bulk_seats=fleet.bulk_seats,
+            capabilities=WarmlaneAdapter.capabilities,
+            kv_tokens=kv_tokens,
         )
         pool.upsert(spec, 0.0)
         pool.move(spec.name, ReplicaState.READY)

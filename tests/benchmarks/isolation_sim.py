@@ -75,11 +75,11 @@ class Profile:
         """Seats for both, interactive's kept for it."""
         scheduler = replace(self.engine.scheduler, latency=LatencySettings(bulk_growth=bulk_growth))
         engine = replace(self.engine, scheduler=scheduler)
-        return FleetSettings(num_replicas, engine, 2 * self.seats, {Lane.INTERACTIVE: self.seats})
+        return FleetSettings(num_replicas, engine, self.seats, bulk_seats=self.seats)
 
     def one_lane_fleet(self, num_replicas: int) -> FleetSettings:
         """As many seats as the worker has for one lane: with more, requests would queue where no fairness reaches."""
-        return FleetSettings(num_replicas, self.engine, self.seats)
+        return FleetSettings(num_replicas, self.engine, self.seats, bulk_seats=self.seats)
 
 
 PROFILES: Mapping[str, Profile] = {

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, 
 
 from engines.contract import Fault, ReplicaError
 from gateway import admission
-from gateway import model_queue as queues
+from gateway import turn as queues
 from gateway.admission import Dispatch
 from gateway.errors import Refused
 from gateway.outcome import Outcome

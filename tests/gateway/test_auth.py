@@ -238,3 +238,18 @@ async def test_the_age_of_the_directory_is_told(store):
     assert directory.age_s(0.0) == float("inf")
     await directory.refresh()
     assert directory.age_s(asyncio.get_running_loop().time()) < 60
+
+
+async def test_a_change_is_announced_once_it_is_in_force(store, project):
+    """Whoever waits under the old limits is told then, and not at every look at the store."""
+    told = []
+    directory = Directory(store, lambda: told.append(directory.tenant(project.id)))
+    await directory.refresh()
+    assert told == [None], "a project without a key calls nobody"
+    await store.create_key(NewKey(project_id=project.id, name="k"))
+    await directory.refresh()
+    await store.set_limits(Level.PROJECT, project.id, b'{"batch_cap": {"bulk": 2}, "weight": 4}')
+    await directory.refresh()
+    await directory.refresh()
+    assert len(told) == 3
+    assert (told[2].limits.batch_cap, told[2].limits.weight) == ({Lane.BULK: 2}, 4.0)

@@ -72,6 +72,8 @@ async def test_a_gateway_is_told_the_live_workers():
             "url": "http://127.0.0.1:9002",
             "upstream_model": "m",
             "seats": 8,
+            "bulk_seats": 8,
+            "kv_tokens": 4096,
             "labels": {"zone": "a"},
             "generation": 1,
         }

@@ -6,7 +6,8 @@ from dataclasses import replace
 import pytest
 
 from engines.contract import Fault
-from gateway.model_queue import NO_CAPS, Absent, MarketRules, ModelQueue, Turn, Waiting
+from gateway.model_queue import MarketRules, ModelQueue
+from gateway.turn import NO_CAPS, Absent, Turn, Waiting
 from policies.caps import CapLimits, Caps
 from policies.entry import FOREVER, Entry
 from policies.fair_queue import FairQueue, QueueFull
@@ -436,3 +437,21 @@ def test_who_would_come_too_late_is_refused_by_the_measured_drain():
     assert one.market.place_of(one.turns[0].entry, one.now) is None
     assert one.market.refusal(one.turns[0].entry, one.now) is None
     assert patient.deadline < FOREVER
+
+
+@pytest.mark.parametrize("case", ["full", "pinned", "leased"])
+def test_a_lane_without_a_seat_is_not_asked_tenant_by_tenant(case):
+    """A thousand tenants may wait, and every end of a turn looks again: what bars all of them alike is asked once."""
+    one = Market(replicas=2, holdings=ScriptedHoldings("seat:r1") if case == "leased" else None)
+    labels = [("pool", "night")] if case == "pinned" else []
+    one.fleet.pool.upsert(spec("r2", seats=1, labels=dict(labels)), one.now)
+    num_free = {"full": 0, "pinned": 1, "leased": 1}[case]
+    for number in range(2 - num_free + 200):
+        one.enter(f"tenant {number}", lane=Lane.BULK, labels=labels)
+    one.serve()
+    route, routed = one.fleet.router.route, []
+    one.fleet.router.route = lambda query, now: routed.append(query) or route(query, now)
+    one.market.queue.wake()
+    assert one.serve() == []
+    assert len(routed) == 1
+    assert len(one.market) == 200

@@ -267,16 +267,22 @@ class StrictFleet(Fleet):
 
 
 class FallbackFleet(StrictFleet):
-    """The store is away for all or for none; then a share of the seats may be used without a lease."""
+    """The store is away for all or for none; in the first case a share of the seats may be used without a lease."""
 
     fallback_families = ("seat",)
     is_away = False
+    returned_at = 0.0
 
     @rule()
     def store_goes_or_returns(self):
+        """Outages are half a lease apart, and whoever runs notices that one is over."""
+        if not self.is_away and self.now < self.returned_at + LEASE_S / 2:
+            return
         self.is_away = not self.is_away
+        self.returned_at = self.now
         for gateway in self.living:
             gateway.is_cut_off = self.is_away
+            self.send(gateway, "answered")
 
     @rule(number=st.integers(0, 3))
     def cut_off_or_heal(self, number):

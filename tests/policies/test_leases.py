@@ -389,6 +389,17 @@ class TestWithoutTheStore:
         site.now += 3 * LEASE_S
         assert not site.gateways["a"].try_take(SEAT, 9, site.now)
 
+    def test_two_outages_are_not_one(self):
+        """Frozen between them, a gateway cannot know that the others were served meanwhile."""
+        site = Site("a", "b", fallback_families=["seat"])
+        self.outage(site, 1.0)
+        frozen = site.gateways.pop("a")
+        for _ in range(5):
+            site.wait(1.0)
+        site.gateways["a"] = frozen
+        self.outage(site, 1.0)
+        assert not frozen.try_take(SEAT, 9, site.now)
+
     def test_a_newcomer_has_no_share(self):
         """The others were never told to count it."""
         site = Site("a", "b", fallback_families=["seat"])

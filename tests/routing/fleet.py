@@ -57,7 +57,12 @@ class Fleet:
             lease.prefilled()
         return lease
 
-    def hold(self, name: str, num: int, text: str = "long", read: bool = True) -> list[Lease]:
+    def hold(
+        self, name: str, num: int, text: str = "long", read: bool = True, lane: Lane = Lane.INTERACTIVE
+    ) -> list[Lease]:
         """`num` open requests with unseen prompts on one replica, whatever the router would say."""
         others = [replica.name for replica in self.pool if replica.name != name]
-        return [self.dispatch(f"{text} {name} {number}" * 50, excluded=others, read=read) for number in range(num)]
+        return [
+            self.dispatch(f"{text} {name} {number}" * 50, excluded=others, read=read, lane=lane)
+            for number in range(num)
+        ]

@@ -45,4 +45,4 @@ def test_any_loads_hits_and_scores_give_one_choice_by_a_stated_rule(candidates, 
         assert hits[passed] >= useful
         assert works[passed] > works[chosen] or hits[chosen] > 0
     if why not in {Why.WARM, Why.SPILLED}:
-        assert works[chosen] <= work_bounds(replicas)[chosen]
+        assert works[chosen] <= work_bounds(works)[chosen]

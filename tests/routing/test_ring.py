@@ -6,17 +6,22 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from routing.replica import ROW_TOKENS
-from routing.ring import LOAD_FACTOR, place, weight, work_bounds
+from routing.ring import LOAD_FACTOR, place, weight, work_bounds, works_of
 from tests.routing.fleet import Fleet, key_of
 
 NO_BOUND = [float("inf")] * 64
+
+
+def all_works(replicas):
+    """All of their work."""
+    return works_of(replicas, feels_bulk=True)
 
 
 def homes(fleet: Fleet, num: int = 800) -> list[str]:
     """The home of each of many sessions."""
     replicas = fleet.pool.of_model("m")
     keys = [key_of("system", f"session {number}") for number in range(num)]
-    return [replicas[place(key, replicas, NO_BOUND)[0]].name for key in keys]
+    return [replicas[place(key, replicas, works(replicas), NO_BOUND)[0]].name for key in keys]
 
 
 def test_gateways_that_share_nothing_agree():
@@ -60,7 +65,7 @@ def test_a_home_with_more_than_its_share_is_passed_over():
     replicas, key = fleet.pool.of_model("m"), key_of("system", "hello")
     order = sorted(range(4), key=lambda index: -weight(key.home, replicas[index]))
     fleet.hold(replicas[order[0]].name, 5)
-    assert place(key, replicas, work_bounds(replicas)) == (order[1], order[0])
+    assert place(key, replicas, works(replicas), work_bounds(all_works(replicas))) == (order[1], order[0])
 
 
 def test_bounds_are_of_the_mean_of_the_others():
@@ -70,8 +75,8 @@ def test_bounds_are_of_the_mean_of_the_others():
     fleet.hold("r2", 2)
     rows = [4, 2, 0]
     expected = [LOAD_FACTOR * (6 - row) / 2 * ROW_TOKENS + ROW_TOKENS for row in rows]
-    assert work_bounds(fleet.pool.of_model("m")) == expected
-    assert work_bounds(Fleet(1).pool.of_model("m")) == [float("inf")]
+    assert work_bounds(all_works(fleet.pool.of_model("m"))) == expected
+    assert work_bounds(all_works(Fleet(1).pool.of_model("m"))) == [float("inf")]
 
 
 @given(st.lists(st.integers(0, 10**6), min_size=1, max_size=20), st.integers(0, 50))
@@ -82,6 +87,6 @@ def test_there_is_always_a_place_within_its_bound(works, session):
     replicas = fleet.pool.of_model("m")
     for replica, work in zip(replicas, works, strict=True):
         replica.work_tokens = work
-    bounds = work_bounds(replicas)
-    chosen, _ = place(key_of("s", f"{session}"), replicas, bounds)
+    bounds = work_bounds(all_works(replicas))
+    chosen, _ = place(key_of("s", f"{session}"), replicas, works(replicas), bounds)
     assert replicas[chosen].work_tokens <= bounds[chosen]

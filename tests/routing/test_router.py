@@ -1,10 +1,11 @@
 """Which replica, and why: warm ones first, load for the cold, truth about absence, learning from what came."""
 
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 
-from engines.contract import Fault
+from engines.contract import Capabilities, Fault
 from policies.lane import Lane
 from routing.decision import Absence, Full, NoReplica, Why
 from routing.filters import Rejection
@@ -373,3 +374,56 @@ def test_joining_draining_and_lost_replicas_get_nothing():
         assert fleet.route("hello").reason is Absence.NONE_READY
     assert fleet.pool.move("r1", ReplicaState.READY)
     assert fleet.route("hello").chosen == "r1"
+
+
+def test_people_do_not_feel_bulk_that_is_left_out_of_their_steps():
+    """On our own workers a bulk flood repels no conversation from its warm replica; bulk itself sees all load."""
+    fleet = Fleet(2, seats=8, bulk_seats=8, capabilities=Capabilities(leaves_bulk_out=True))
+    with fleet.dispatch(*session(1)) as warm:
+        home = warm.replica.name
+    flood = fleet.hold(home, 8, lane=Lane.BULK, read=False)
+    replica = fleet.pool.get(home)
+    assert replica.hidden_work == replica.work_tokens > 0
+    assert fleet.route(*session(1, turns=2)).chosen == home
+    assert fleet.route("more jobs", lane=Lane.BULK).chosen != home
+    for lease in flood:
+        lease.end()
+    assert (replica.hidden_work, replica.hidden_tokens, replica.hidden_in_flight) == (0, 0, 0)
+
+
+def test_bulk_seats_of_their_own_are_beside_those_of_people():
+    """Full of bulk, a worker still takes people up to its seats, and the other way round."""
+    fleet = Fleet(1, seats=2, bulk_seats=3, capabilities=Capabilities(leaves_bulk_out=True))
+    leases = fleet.hold("r1", 3, lane=Lane.BULK)
+    assert isinstance(fleet.route("job", lane=Lane.BULK), Full)
+    leases += fleet.hold("r1", 2, text="person")
+    assert isinstance(fleet.route("person"), Full)
+    for lease in leases:
+        lease.end()
+    assert fleet.pool.get("r1").num_in_flight == 0
+
+
+def test_a_pinned_lane_has_only_the_replicas_with_its_labels():
+    """All of them, with the same values; what else a replica is labelled makes no difference."""
+    fleet = Fleet(2)
+    fleet.add("r3", labels={"pool": "night", "zone": "x"})
+    fleet.add("r4", labels={"pool": "day"})
+    query = replace(fleet.query("hello"), labels=frozenset({("pool", "night")}))
+    decision = fleet.router.route(query, fleet.now)
+    assert decision.chosen == "r3"
+    assert decision.filtered == tuple((name, Rejection.NOT_LABELLED) for name in ("r1", "r2", "r4"))
+    fleet.pool.move("r3", ReplicaState.DRAINING)
+    assert fleet.router.route(query, fleet.now).reason is Absence.NONE_READY
+    fleet.pool.remove("r3")
+    assert fleet.router.route(query, fleet.now).reason is Absence.NOT_LABELLED
+
+
+def test_a_barred_replica_is_waited_for():
+    """It has no seat for this tenant now: no absence, and no seat for nobody."""
+    fleet = Fleet(2)
+    query = replace(fleet.query("hello"), barred=frozenset({"r1"}))
+    assert fleet.router.route(query, fleet.now).chosen == "r2"
+    fleet.pool.move("r2", ReplicaState.DRAINING)
+    found = fleet.router.route(query, fleet.now)
+    assert isinstance(found, Full)
+    assert found.filtered == (("r1", Rejection.BARRED), ("r2", Rejection.NOT_READY))

@@ -13,7 +13,7 @@ from engines.core.blocks import BlockPool, PoolStatistics, extend_hashes, hash_b
 
 def published(pool, *digests):
     """A held path of published blocks."""
-    blocks = pool.allocate(len(digests)).blocks
+    blocks = pool.allocate(len(digests), is_urgent=True).blocks
     for index, digest in enumerate(digests):
         pool.publish(blocks[index], digest, blocks[index - 1] if index else None)
     return blocks
@@ -54,7 +54,7 @@ def test_released_blocks_can_be_hit_until_handed_out_again():
     pool.release(blocks)
     assert repr(pool) == "<BlockPool used=0 cached=2 blank=1>"
     assert pool.match([b"a", b"b", b"c"]) == blocks
-    assert pool.allocate(2).evicted == (blocks[1],)
+    assert pool.allocate(2, is_urgent=True).evicted == (blocks[1],)
     assert pool.match([b"a", b"b"]) == blocks[:1]
 
 
@@ -62,8 +62,8 @@ def test_blocks_that_several_hold_are_freed_only_by_all_of_them():
     """What a newcomer would find is known before anybody gives up a seat for it."""
     pool = BlockPool(6)
     shared = published(pool, b"a", b"b")
-    pool.share(shared)
-    own = pool.allocate(2).blocks
+    pool.share(shared, is_urgent=True)
+    own = pool.allocate(2, is_urgent=True).blocks
     assert pool.num_freed_by([[*shared, *own]], ()) == 2
     assert pool.num_freed_by([[*shared, *own], shared], ()) == 4
     assert pool.num_freed_by([[*shared, *own], shared], shared[:1]) == 3
@@ -75,7 +75,7 @@ def test_tail_goes_first_and_blank_blocks_before_it():
     pool = BlockPool(4)
     blocks = published(pool, b"a", b"b", b"c")
     pool.release(blocks)
-    assert pool.allocate(4).evicted == (blocks[2], blocks[1], blocks[0])
+    assert pool.allocate(4, is_urgent=True).evicted == (blocks[2], blocks[1], blocks[0])
 
 
 def test_a_touched_prefix_outlives_younger_ones():
@@ -84,9 +84,9 @@ def test_a_touched_prefix_outlives_younger_ones():
     old, young = published(pool, b"old"), published(pool, b"young")
     pool.release(old)
     pool.release(young)
-    pool.share(pool.match([b"old"]))
+    pool.share(pool.match([b"old"]), is_urgent=True)
     pool.release(old)
-    assert pool.allocate(1).evicted == young
+    assert pool.allocate(1, is_urgent=True).evicted == young
 
 
 def test_failed_allocation_changes_nothing():
@@ -94,7 +94,7 @@ def test_failed_allocation_changes_nothing():
     pool = BlockPool(2)
     pool.release(published(pool, b"a"))
     before = pool.statistics()
-    assert pool.allocate(3) is None
+    assert pool.allocate(3, is_urgent=True) is None
     assert pool.statistics() == before == PoolStatistics(used=0, cached=1, blank=1, evictions=0)
 
 
@@ -102,7 +102,7 @@ def test_sharing_counts_each_holder():
     """A block is free only when its last holder has let go."""
     pool = BlockPool(1)
     blocks = published(pool, b"a")
-    pool.share(blocks)
+    pool.share(blocks, is_urgent=True)
     pool.release(blocks)
     assert pool.num_free == 0
     assert pool.num_free_in(blocks) == 0
@@ -135,7 +135,7 @@ def test_of_two_blocks_with_one_name_the_held_one_is_hit():
 def test_integrity_check_sees_a_leak():
     """The check that runs when idle must find what it is for."""
     pool = BlockPool(2)
-    pool.allocate(1)
+    pool.allocate(1, is_urgent=True)
     with pytest.raises(AssertionError, match="reference counts"):
         pool.check_integrity([])
 
@@ -157,15 +157,15 @@ class PoolMachine(RuleBasedStateMachine):
         missing = len(names) - len(path)
         fits = missing <= self.pool.num_free - self.pool.num_free_in(path)
         if fits:
-            self.pool.share(path)
-            blocks = [*path, *self.pool.allocate(missing).blocks]
+            self.pool.share(path, is_urgent=True)
+            blocks = [*path, *self.pool.allocate(missing, is_urgent=True).blocks]
             for index in range(len(path), len(names)):
                 self.pool.publish(blocks[index], names[index], blocks[index - 1] if index else None)
             self.held.append(blocks)
 
     @rule()
     def grow(self):
-        allocation = self.pool.allocate(1)
+        allocation = self.pool.allocate(1, is_urgent=True)
         if allocation is not None:
             self.held.append(list(allocation.blocks))
 

@@ -8,7 +8,7 @@ from engines.core.plan import Fork, Truncate
 
 def opened(holders, path=(), new=()):
     """A slot with a hit and newly published blocks; returns (slot, dropped)."""
-    result = holders.open(path)
+    result = holders.open(path, is_urgent=True)
     for block in new:
         holders.extend(result.slot, block)
     return result.slot, result.dropped
@@ -49,7 +49,7 @@ def test_the_next_turn_takes_over_the_slot_that_holds_just_its_prefix():
     slot, _ = opened(holders, new=(10, 11))
     holders.retain(slot)
     holders.take_operations()
-    assert holders.open((10, 11)).slot == slot
+    assert holders.open((10, 11), is_urgent=True).slot == slot
     assert holders.take_operations() == ()
 
 
@@ -125,9 +125,9 @@ def test_the_source_of_a_fork_is_not_sacrificed_for_its_target():
 def test_more_sequences_than_slots_is_a_bug():
     """The scheduler has no more seats than there are slots."""
     holders = SlotHolders(1, 4)
-    holders.open(())
+    holders.open((), is_urgent=True)
     with pytest.raises(AssertionError, match="more sequences than slots"):
-        holders.open(())
+        holders.open((), is_urgent=True)
 
 
 def test_clear_frees_every_slot_and_forgets_operations():

@@ -1,0 +1,80 @@
+"""A gateway among others: what it takes is leased, its limits are parts, and it says how it stands."""
+
+import json
+
+import pytest
+
+from gateway.api.discovery import Discovery
+from gateway.app import Gateway
+from gateway.settings import Settings
+from gateway.stores import opened
+from policies.lane import Lane
+from policies.leases import SoleHoldings
+from policies.quota import Rejected
+from policies.tenant import Limits, Tenant
+
+
+class Peers(SoleHoldings):
+    """One of two gateways."""
+
+    num_gateways = 2
+    is_degraded = False
+
+    def share(self, limit):
+        """Half of it."""
+        return limit // 2
+
+
+@pytest.fixture
+async def store(tmp_path):
+    async with opened(Settings().store, tmp_path) as one:
+        yield one
+
+
+async def test_leased_units_are_in_flight_until_they_are_given_back(store):
+    """Quiescent means that no unit is in use either; without peers nothing of it is shown."""
+    peers = Peers()
+    gateway = Gateway(Settings(), store, peers)
+    peers.try_take("seat:a:interactive", 1, 0.0)
+    assert gateway.statistics()["in_flight"]["leased_units"] == 1
+    peers.give_back("seat:a:interactive")
+    assert gateway.statistics()["in_flight"]["leased_units"] == 0
+    assert "leased_units" not in Gateway(Settings(), store).statistics()["in_flight"]
+
+
+async def test_the_metrics_say_how_many_gateways_live_and_are_degraded(store):
+    """An alert needs both; a gateway of its own has neither."""
+    peers = Peers()
+    gateway = Gateway(Settings(), store, peers)
+    assert b"warmlane_gateways 2.0\n" in gateway.metrics.text()
+    assert b"warmlane_gateways_degraded 0.0\n" in gateway.metrics.text()
+    peers.is_degraded = True
+    assert b"warmlane_gateways_degraded 1.0\n" in gateway.metrics.text()
+    assert gateway.is_degraded()
+    alone = Gateway(Settings(), store)
+    assert b"warmlane_gateways" not in alone.metrics.text()
+    assert not alone.is_degraded()
+
+
+async def test_a_gateway_admits_its_part_of_a_limit(store):
+    """P16: two gateways with a limit of 4 admit 2 each."""
+    quotas = Gateway(Settings(), store, Peers()).parts.quotas
+    tenant = Tenant("p", "o", "0" * 32, Limits(rpm=4))
+    outcomes = [quotas.reserve(tenant, Lane.BULK, 0.0) for _ in range(3)]
+    assert [isinstance(outcome, Rejected) for outcome in outcomes] == [False, False, True]
+
+
+@pytest.mark.parametrize(
+    ("is_ready", "is_degraded", "told"),
+    [
+        (True, False, (200, "ready")),
+        (True, True, (200, "degraded")),
+        (False, True, (503, "not ready")),
+        (False, False, (503, "not ready")),
+    ],
+)
+async def test_degraded_is_told_and_takes_no_traffic_away(is_ready, is_degraded, told):
+    """All gateways lose the store at once: red readiness would take all of them out."""
+    discovery = Discovery(None, None, lambda: is_ready, lambda: 0.0, lambda: is_degraded)
+    response = await discovery.ready(None)
+    assert (response.status_code, json.loads(response.body)["status"]) == told
