@@ -70,7 +70,8 @@ class Attempts:
     def _entry(self, call: Call, query: RouteQuery) -> Entry:
         """The request as the queue sees it: its flow, weight, caps and how long it may wait."""
         assert call.story.principal is not None, "only authenticated requests are dispatched"
-        tenant, lane = call.story.principal.tenant, query.lane
+        known, lane = call.story.principal.tenant, query.lane
+        tenant = self._parts.directory.tenant(known.project_id) or known  # limits may have changed since the last try
         now = self._parts.clock()
         deadline = now + self._parts.settings.lanes.of(lane).max_wait_s
         if call.deadline is not None:

@@ -6,6 +6,7 @@ from enum import Enum
 
 from engines.core.latency_guard import LatencySettings
 from engines.core.sequence import GenerateRequest, Sequence
+from policies.lane import Lane
 
 
 class RefusalReason(Enum):
@@ -43,7 +44,8 @@ class SchedulerSettings:
     hold KV at once; None: twice `max_seqs`, so that bulk that sits takes no seat from urgent ones. `max_step_tokens`:
     the token budget of a step, at least `max_seqs`, so that every urgent sequence that decodes gets its token in every
     step. `latency`: what urgent sequences are promised. `context_tokens`: longest sequence.
-    `kv_tokens`: KV cells. `eos_ids`: the model's end tokens. `max_waiting`: requests that may wait for a first seat.
+    `kv_tokens`: KV cells. `eos_ids`: the model's end tokens. `max_waiting`: requests that may wait for a first
+    seat, urgent ones and bulk each, so that no flood of bulk gets an urgent one refused.
     `watermark_ratio`: share of the blocks kept free at admission, so that those running can grow (vLLM's default).
     """
 
@@ -105,6 +107,12 @@ def check_size(request: GenerateRequest, settings: SchedulerSettings) -> Refusal
             f"This worker's KV cache holds {settings.num_blocks * settings.block_size} tokens; the {parts} is more.",
         )
     return None
+
+
+def queue_full(num_waiting: int, lane: Lane) -> Refusal:
+    """Why a request is not queued: so many of its kind wait for a first seat."""
+    kind = "bulk" if lane is Lane.BULK else "interactive and standard"
+    return Refusal(RefusalReason.QUEUE_FULL, f"{num_waiting} {kind} requests are waiting already.")
 
 
 def open_sequence(request: GenerateRequest, settings: SchedulerSettings, now: float, number: int) -> Sequence:

@@ -90,7 +90,11 @@ class Engine:
         refusal = check_size(request, self._scheduler.settings)
         if refusal is not None:
             return refusal
-        return self._inbox.submit(request, deliver, lambda: self._scheduler.num_new)
+        return self._inbox.submit(request, deliver, self._scheduler.num_new_beside)
+
+    def is_full(self) -> bool:
+        """Whether no request of any lane would be queued now, hence one need not even be read."""
+        return self._inbox.is_full(self._scheduler.num_new_beside)
 
     def abort(self, request_id: str) -> None:
         """Ask that a request ends; its last delta comes as usual, with ABORT unless it ended otherwise just before.
@@ -154,7 +158,7 @@ class Engine:
                 continue
             refusal = self._scheduler.add(message.request, self._clock())
             assert refusal is None, f"accepted, then refused: {refusal}"
-            self._inbox.mark_seen()
+            self._inbox.mark_seen(message.request)
 
     def _step(self) -> None:
         plan = self._scheduler.schedule(self._clock(), self._cost())

@@ -1,11 +1,13 @@
 """Where other threads meet the engine thread: what they ask for, and who is owed deltas. All of it under one lock."""
 
 import threading
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from engines.core.admission import Refusal, RefusalReason
+from engines.core.admission import Refusal, RefusalReason, queue_full
 from engines.core.sequence import GenerateRequest, SequenceDelta
+from policies.lane import Lane
 
 Deliver = Callable[[SequenceDelta], None]
 
@@ -25,14 +27,14 @@ class Abortion:
 
 
 class Inbox:
-    """Messages in order, and a receiver for each open request. Bounded by `max_waiting` and the scheduler's seats."""
+    """Messages in order, and a receiver for each open request. Bounded by `max_waiting` (twice) and the scheduler's seats."""
 
     def __init__(self, max_waiting: int) -> None:
         self._max_waiting = max_waiting
         self._changed = threading.Condition()
         self._messages: list[Submission | Abortion] = []
         self._receivers: dict[str, Deliver] = {}
-        self._num_unseen = 0
+        self._unseen: Counter[Lane] = Counter()
         self._is_draining = False
         self._is_stopping = False
 
@@ -44,7 +46,7 @@ class Inbox:
     @property
     def num_unseen(self) -> int:
         """Accepted requests that the scheduler does not have yet."""
-        return self._num_unseen
+        return self._unseen.total()
 
     @property
     def is_draining(self) -> bool:
@@ -56,22 +58,30 @@ class Inbox:
         """Whether the engine thread is to end."""
         return self._is_stopping
 
-    def submit(self, request: GenerateRequest, deliver: Deliver, num_new: Callable[[], int]) -> Refusal | None:
-        """Accept a request, or say why not. `num_new`: how many wait in the scheduler for a first seat."""
+    def submit(self, request: GenerateRequest, deliver: Deliver, num_new: Callable[[Lane], int]) -> Refusal | None:
+        """Accept a request, or say why not.
+
+        `num_new`: how many wait in the scheduler for a first seat, urgent or bulk as the lane is.
+        """
         with self._changed:
             if self._is_draining:
                 return Refusal(RefusalReason.STOPPING, "This worker takes no new requests.")
             if request.id in self._receivers:
                 return Refusal(RefusalReason.DUPLICATE_ID, f"Request {request.id} is already open.")
             # Only submissions make `num_new` grow, and they are counted here: what is accepted is not refused later.
-            num_waiting = num_new() + self._num_unseen
+            num_waiting = self._num_waiting(request.lane, num_new)
             if num_waiting >= self._max_waiting:
-                return Refusal(RefusalReason.QUEUE_FULL, f"{num_waiting} requests are waiting already.")
+                return queue_full(num_waiting, request.lane)
             self._receivers[request.id] = deliver
-            self._num_unseen += 1
+            self._unseen[request.lane] += 1
             self._messages.append(Submission(request))
             self._changed.notify_all()
             return None
+
+    def is_full(self, num_new: Callable[[Lane], int]) -> bool:
+        """Whether `submit` would refuse a request of any lane for want of room."""
+        with self._changed:
+            return all(self._num_waiting(lane, num_new) >= self._max_waiting for lane in Lane)
 
     def abort(self, request_id: str) -> None:
         """Ask that an open request ends; nothing happens if it is not open."""
@@ -86,10 +96,10 @@ class Inbox:
             messages, self._messages = self._messages, []
             return messages
 
-    def mark_seen(self) -> None:
-        """The scheduler has one more of the accepted requests."""
+    def mark_seen(self, request: GenerateRequest) -> None:
+        """The scheduler has this one of the accepted requests."""
         with self._changed:
-            self._num_unseen -= 1
+            self._unseen[request.lane] -= 1
 
     def receiver(self, request_id: str, *, is_last: bool) -> Deliver | None:
         """Who gets this delta, or None if the request is not open; `is_last` closes it."""
@@ -104,7 +114,7 @@ class Inbox:
         """Forget what was asked; returns the ids of all that are open, seen or not."""
         with self._changed:
             self._messages.clear()
-            self._num_unseen = 0
+            self._unseen.clear()
             return list(self._receivers)
 
     def await_work(self, has_work: Callable[[], bool]) -> bool:
@@ -129,3 +139,8 @@ class Inbox:
             self._is_draining = True
             self._is_stopping = True
             self._changed.notify_all()
+
+    def _num_waiting(self, lane: Lane, num_new: Callable[[Lane], int]) -> int:
+        """Requests for a first seat, seen or not, that share the bound with this lane."""
+        unseen = self._unseen[Lane.BULK] if lane is Lane.BULK else self._unseen.total() - self._unseen[Lane.BULK]
+        return num_new(lane) + unseen

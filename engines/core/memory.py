@@ -12,7 +12,6 @@ from engines.core.blocks import BlockPool, PoolStatistics, extend_hashes
 from engines.core.holders import SlotHolders
 from engines.core.plan import Fork, Truncate
 from engines.core.sequence import Sequence
-from policies.lane import Lane
 
 
 class Placement(Enum):
@@ -72,7 +71,7 @@ class KvMemory:
         num_missing = self._num_blocks(len(sequence.tokens)) - len(path)
         if num_missing > self._pool.num_free - self._pool.num_free_in(path) - keep_free:
             return Placement.NO_ROOM
-        self._pool.share(path, is_urgent=_is_urgent(sequence))
+        self._pool.share(path, is_urgent=sequence.request.is_urgent)
         sequence.slot = self._open_slot(sequence, path)
         sequence.blocks = list(path)
         sequence.num_published = len(path)
@@ -149,12 +148,12 @@ class KvMemory:
     def _open_slot(self, sequence: Sequence, path: tuple[int, ...]) -> int:
         if self._holders is None:
             return self._free_slots.pop()
-        opened = self._holders.open(path, is_urgent=_is_urgent(sequence))
+        opened = self._holders.open(path, is_urgent=sequence.request.is_urgent)
         self._pool.forget(opened.dropped)
         return opened.slot
 
     def _allocate(self, sequence: Sequence, num_blocks: int) -> bool:
-        allocation = self._pool.allocate(num_blocks, is_urgent=_is_urgent(sequence))
+        allocation = self._pool.allocate(num_blocks, is_urgent=sequence.request.is_urgent)
         if allocation is None:
             return False
         sequence.blocks.extend(allocation.blocks)
@@ -177,8 +176,3 @@ class KvMemory:
         """Whether a sequence of no lower lane is computing this block. Waiting for a lower lane could take long."""
         owner = self._claims.get(digest) if digest is not None else None
         return owner is not None and owner.request.lane.rank <= sequence.request.lane.rank
-
-
-def _is_urgent(sequence: Sequence) -> bool:
-    """Whether what it holds is kept longer than what only bulk has held."""
-    return sequence.request.lane is not Lane.BULK

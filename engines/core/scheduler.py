@@ -7,7 +7,7 @@ seat in seats.py; here plans are made of it, booked, failed and ended.
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
-from engines.core.admission import Refusal, RefusalReason, SchedulerSettings, check_size, open_sequence
+from engines.core.admission import Refusal, RefusalReason, SchedulerSettings, check_size, open_sequence, queue_full
 from engines.core.budget import StepBudget
 from engines.core.composition import compose
 from engines.core.delta import delta_of
@@ -61,10 +61,9 @@ class Scheduler:
         """Whether any sequence is open."""
         return bool(self._open)
 
-    @property
-    def num_new(self) -> int:
-        """Requests that wait for their first seat: what `max_waiting` bounds."""
-        return self._seats.num_new
+    def num_new_beside(self, lane: Lane) -> int:
+        """Requests that wait for their first seat, urgent or bulk as this lane is: what `max_waiting` bounds."""
+        return self._seats.num_new_beside(lane)
 
     @property
     def num_slots(self) -> int:
@@ -103,8 +102,9 @@ class Scheduler:
             return refusal
         if request.id in self._open:
             return Refusal(RefusalReason.DUPLICATE_ID, f"Request {request.id} is already open.")
-        if self.num_new >= self.settings.max_waiting:
-            return Refusal(RefusalReason.QUEUE_FULL, f"{self.num_new} requests are waiting already.")
+        num_waiting = self.num_new_beside(request.lane)
+        if num_waiting >= self.settings.max_waiting:
+            return queue_full(num_waiting, request.lane)
         self._num_added += 1
         sequence = open_sequence(request, self.settings, now, self._num_added)
         self._open[request.id] = sequence

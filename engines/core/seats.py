@@ -23,7 +23,6 @@ class Seats:
     def __init__(self, settings: SchedulerSettings, holders: SlotHolders | None) -> None:
         self._settings = settings
         self.memory = KvMemory(settings, holders)
-        self.num_new = 0  # waiting for a first seat
         self.preemptions = self.prompt_tokens = self.cached_tokens = 0  # only grow
         self.clear()
 
@@ -31,20 +30,29 @@ class Seats:
         """Nobody sits or waits; nothing is cached."""
         self.running = OrderedSequences()
         self.waiting = OrderedSequences()
-        self.num_new = 0
+        self._num_new = {is_urgent: 0 for is_urgent in (True, False)}  # waiting for a first seat
         self.memory.reset()
+
+    @property
+    def num_new(self) -> int:
+        """Sequences that wait for a first seat."""
+        return sum(self._num_new.values())
+
+    def num_new_beside(self, lane: Lane) -> int:
+        """Those of them that share the queue's bound with this lane: the urgent ones, or bulk's."""
+        return self._num_new[lane is not Lane.BULK]
 
     def add(self, sequence: Sequence) -> None:
         """Let a new sequence wait."""
         self.waiting.add(sequence)
-        self.num_new += 1
+        self._num_new[sequence.request.is_urgent] += 1
 
     def remove(self, sequence: Sequence) -> None:
         """Take out a sequence that is over, with all it holds."""
         if sequence.slot is not None:
             self.memory.release(sequence)
         if sequence.state is SequenceState.WAITING:
-            self.num_new -= 1
+            self._num_new[sequence.request.is_urgent] -= 1
         (self.running if sequence.state is SequenceState.RUNNING else self.waiting).remove(sequence)
         sequence.move(SequenceState.FINISHED)
 
@@ -61,7 +69,7 @@ class Seats:
         if not self._may_sit(sequence):
             return Placement.NO_ROOM
         placement = self._place(sequence)
-        if placement is Placement.NO_ROOM and sequence.request.lane is not Lane.BULK and self._can_clear_for(sequence):
+        if placement is Placement.NO_ROOM and sequence.request.is_urgent and self._can_clear_for(sequence):
             while placement is Placement.NO_ROOM:
                 self._preempt(_least_progress(self._loose_bulk()))
                 placement = self._place(sequence)
@@ -91,7 +99,8 @@ class Seats:
         for sequence in self.waiting:
             assert sequence.state in (SequenceState.WAITING, SequenceState.PREEMPTED), "state and collection differ"
             assert sequence.slot is None, "only seats have slots"
-        assert self.num_new == sum(s.state is SequenceState.WAITING for s in self.waiting), "new ones are miscounted"
+        new = [s.request.is_urgent for s in self.waiting if s.state is SequenceState.WAITING]
+        assert [sum(new), len(new)] == [self._num_new[True], self.num_new], "new ones are miscounted"
         num_bulk = self.running.num_in(Lane.BULK)
         assert max(num_bulk, len(self.running) - num_bulk) <= self._settings.max_seqs, "more seats than there are"
         self.memory.check_integrity(self.running)
@@ -131,7 +140,7 @@ class Seats:
 
     def _has_been_placed(self, sequence: Sequence) -> None:
         if sequence.state is SequenceState.WAITING:
-            self.num_new -= 1
+            self._num_new[sequence.request.is_urgent] -= 1
         if sequence.cached_tokens is None:
             # Counted once, so that own preemptions, whose resumption mostly hits own blocks, do not look like luck.
             sequence.cached_tokens = sequence.num_computed

@@ -51,6 +51,11 @@ class GenerateRequest:
     salt: str = ""
     arrival: float = 0.0
 
+    @property
+    def is_urgent(self) -> bool:
+        """Whether its lane is above bulk."""
+        return self.lane is not Lane.BULK
+
 
 class FinishReason(Enum):
     """Why a sequence ended. STOP: an end or stop token. LENGTH: `max_tokens` or the context is used up."""

@@ -67,12 +67,12 @@ class Service:
         return not self.is_draining and self.loaded.engine.is_healthy()
 
     def check_ready(self) -> None:
-        """Raise `ApiError` 503 when a new request cannot be taken now."""
+        """Raise `ApiError` 503 when a new request of any lane cannot be taken now."""
         if self.is_draining:
             raise unavailable("the worker is draining", code="draining", retry_after_s=5)
         if not self.loaded.engine.is_healthy():
             raise unavailable("the engine is not healthy", code="unhealthy", retry_after_s=10)
-        if self.loaded.engine.load().waiting >= self.loaded.settings.max_waiting:
+        if self.loaded.engine.is_full():
             raise unavailable("the request queue is full", code="queue_full")
 
     async def prepare(self, work: Callable[[], ResultT]) -> ResultT:

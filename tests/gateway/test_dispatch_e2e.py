@@ -111,6 +111,24 @@ async def test_a_batch_cap_of_nothing_refuses_those_who_wait_and_those_who_come(
     assert (await first.answer()).status == 200
 
 
+async def test_another_try_is_under_the_limits_of_now(launch):
+    """A request that comes back to the queue after its engine broke must not bring its old cap with it."""
+    gateway = await launch(engines=2, seats=8, retries={"budget_ratio": 1.0})
+    await gateway.limit(gateway.project, '{"batch_cap": {"interactive": 1}}')
+    gate, hold = asyncio.Event(), asyncio.Event()
+    gateway.script(answer("cut", gates={0: gate}, cut_before=1), answer("held", gates={0: hold}))
+    clients = [await gateway.start(chat(f"{number}")) for number in range(2)]
+    await gateway.received(2)
+    await gateway.limit(gateway.project, '{"batch_cap": {"interactive": 2}}')
+    gate.set()
+    assert (await clients[0].answer()).status == 200, (
+        "the other replica has its second seat, beside the one that is held"
+    )
+    hold.set()
+    assert (await clients[1].answer()).status == 200
+    assert gateway.records[0].attempts == 2
+
+
 async def fill(gateway, keys, num, **fields):
     """`num` requests of each key wait behind one that holds the only seat; the gate that lets it go, and the clients."""
     gate = asyncio.Event()
