@@ -57,7 +57,13 @@ class Launch:
 
     def worker(self, spec: WorkerSpec) -> ChildSpec:
         """One worker process, on any free port of the loopback."""
-        argv = worker_command(spec, drain_s=_WORKER_DRAIN_S, log_level=self.settings.telemetry.log_level)
+        settings = self.settings
+        argv = worker_command(
+            spec,
+            drain_s=_WORKER_DRAIN_S,
+            log_level=settings.telemetry.log_level,
+            itl_p95_s=settings.lanes.interactive.itl_p95_s,
+        )
         return ChildSpec(spec.name, _always(argv), start_timeout_s=_WORKER_START_S, grace_s=_WORKER_GRACE_S)
 
 

@@ -127,7 +127,7 @@ class InteractiveLane(LaneSection):
     __doc__ = f"{_OF_EVERY_LANE}\n`itl_p95_s`: the gap between tokens that bulk may not spoil; none: 1.15 times alone."
 
     reserved_seats: Annotated[int, Field(ge=0, le=10_000)] = 1
-    itl_p95_s: Seconds | None = None
+    itl_p95_s: Annotated[float, Field(ge=0.001, le=86400, allow_inf_nan=False)] | None = None  # a worker takes no less
 
 
 class StandardLane(LaneSection):

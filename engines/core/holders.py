@@ -14,7 +14,8 @@ Where a retained slot must give itself up, one that only bulk has used goes firs
 urgent sequence opens it, or from when an urgent slot lets go of blocks that it holds too, until it is free.
 """
 
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
 from engines.core.eviction import EvictionOrder
@@ -116,7 +117,9 @@ class SlotHolders:
                 self._free_up(slot)
         return tuple(other for other in dropped if other != block)
 
-    def check_integrity(self, active: Sequence[int], cached: Set[int], urgent: Set[int] = frozenset()) -> None:
+    def check_integrity(
+        self, active: Sequence[int], cached: AbstractSet[int], urgent: AbstractSet[int] = frozenset()
+    ) -> None:
         """Raise AssertionError unless slots are accounted for and hold exactly the pool's cached blocks.
 
         `urgent`: those of them that are on an urgent slot at least.

@@ -27,7 +27,7 @@ class Abortion:
 
 
 class Inbox:
-    """Messages in order, and a receiver for each open request. Bounded by `max_waiting` (twice) and the scheduler's seats."""
+    """Messages in order, and a receiver for each open request. Bounded by twice `max_waiting` and the seats."""
 
     def __init__(self, max_waiting: int) -> None:
         self._max_waiting = max_waiting

@@ -30,7 +30,7 @@ class Seats:
         """Nobody sits or waits; nothing is cached."""
         self.running = OrderedSequences()
         self.waiting = OrderedSequences()
-        self._num_new = {is_urgent: 0 for is_urgent in (True, False)}  # waiting for a first seat
+        self._num_new = dict.fromkeys((True, False), 0)  # waiting for a first seat
         self.memory.reset()
 
     @property

@@ -19,10 +19,11 @@ class WorkerSpec:
     labels: tuple[tuple[str, str], ...] = ()
 
 
-def worker_command(spec: WorkerSpec, *, drain_s: float, log_level: str) -> list[str]:
+def worker_command(spec: WorkerSpec, *, drain_s: float, log_level: str, itl_p95_s: float | None = None) -> list[str]:
     """`python -m engines.worker` with the options of `spec`, on any free port of the loopback.
 
     `drain_s`: how long open requests may go on after SIGTERM; the gateway has drained before, so few are left.
+    `itl_p95_s`: the gap between an interactive request's tokens that bulk may cause; None leaves it to the worker.
     """
     options = {
         "--engine": spec.engine,
@@ -37,5 +38,7 @@ def worker_command(spec: WorkerSpec, *, drain_s: float, log_level: str) -> list[
     }
     if spec.path is not None:
         options["--path"] = str(spec.path)
+    if itl_p95_s is not None:
+        options["--itl-p95-s"] = str(itl_p95_s)
     flat = [word for option in options.items() for word in option]
     return [sys.executable, "-m", "engines.worker", *flat, "--die-with-parent"]

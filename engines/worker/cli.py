@@ -55,7 +55,9 @@ def worker(  # noqa: PLR0917  # typer passes options by name
     max_seqs: Annotated[int, typer.Option(min=1, max=256, help="Sequences computed at once.")] = 8,
     kv_tokens: Annotated[int, typer.Option(min=1, help="Tokens that the KV cache holds.")] = 16384,
     max_step_tokens: Annotated[int, typer.Option(min=1, help="Tokens computed in one step.")] = 512,
-    max_waiting: Annotated[int, typer.Option(min=0, help="Requests that may wait for a seat, bulk and others each.")] = 1024,
+    max_waiting: Annotated[
+        int, typer.Option(min=0, help="Requests that may wait for a seat, bulk and others each.")
+    ] = 1024,
     context_tokens: Annotated[int | None, typer.Option(min=1, help="Longest sequence; default: the model's.")] = None,
     block_size: Annotated[int, typer.Option(min=1, max=1024, help="Tokens in a block of the prefix cache.")] = 16,
     threads: Annotated[int, typer.Option(min=1, help="Threads for steps of one token.")] = _CORES,

@@ -1,18 +1,22 @@
 """A worker in virtual time: the real scheduler and KV memory, with a step's modelled time in place of a device.
 
-The only door of the gateway to `engines.core`. What a sequence says is fixed by its request (as the fake engine's
-script does it), so no logits are made; which tokens are computed, cached, evicted and preempted is the scheduler's own
-doing. Like a worker's engine thread it takes new requests and aborts between steps.
+What a sequence says is fixed by its request (as the fake engine's script does it), so no logits are made; which tokens
+are computed, cached, evicted and preempted is the scheduler's own doing. Like a worker's engine thread it takes new
+requests and aborts between steps.
 """
 
 from dataclasses import dataclass
 
-from engines.core.admission import SchedulerSettings
-from engines.core.holders import SlotHolders
-from engines.core.plan import StepPlan
-from engines.core.sampling import Sampled
-from engines.core.scheduler import Scheduler
-from engines.core.sequence import GenerateRequest, SamplingParams, SequenceDelta
+from engines.fake import (
+    GenerateRequest,
+    Sampled,
+    SamplingParams,
+    Scheduler,
+    SchedulerSettings,
+    SequenceDelta,
+    SlotHolders,
+    StepPlan,
+)
 from engines.step_cost import StepCost, StepCostFitter
 from gateway.simulation.prompts import tokens_of
 from gateway.simulation.workload import SimulatedRequest

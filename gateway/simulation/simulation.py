@@ -7,7 +7,7 @@ which reach a worker another hop later. So a freed seat stays empty for about a 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from engines.core.sequence import FinishReason, SequenceDelta
+from engines.fake import FinishReason, SequenceDelta
 from gateway.simulation.dispatch import Dispatch, Waiting
 from gateway.simulation.events import Timeline
 from gateway.simulation.flight import Flight

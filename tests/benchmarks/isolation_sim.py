@@ -19,8 +19,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from engines.core.admission import SchedulerSettings
-from engines.core.latency_guard import LatencySettings
+from engines.fake import LatencySettings, SchedulerSettings
 from engines.step_cost import StepCost
 from gateway.simulation.capacity import rate_at
 from gateway.simulation.fair_order import FairOrder, TenantRule

@@ -6,7 +6,14 @@ from engines.launch.ready_line import ready_line
 from engines.launch.worker_command import WorkerSpec
 from gateway.home import Home
 from gateway.launch_plan import Launch
-from gateway.settings import GatewaySection, ModelSection, ReplicaSection, Settings
+from gateway.settings import (
+    GatewaySection,
+    InteractiveLane,
+    LanesSection,
+    ModelSection,
+    ReplicaSection,
+    Settings,
+)
 
 WORKER = WorkerSpec("worker-1", "w", "fake", None, 8, 4096, 1)
 REPLICA = ReplicaSection(name="a", model="r", engine="vllm", url="http://127.0.0.1:1")
@@ -56,6 +63,14 @@ def test_the_model_to_try_is_the_first_there_is():
     assert launch(settings).model == "n"
     assert launch(Settings(replicas=(REPLICA,))).model == "r"
     assert launch().model == ""
+
+
+def test_a_worker_is_told_the_interactive_objective():
+    """`[lanes.interactive] itl_p95_s` binds our own workers' batches too, not only the seats on engines of others."""
+    settings = Settings(lanes=LanesSection(interactive=InteractiveLane(itl_p95_s=0.05)))
+    spec = launch(settings, workers=(WORKER,)).worker(WORKER)
+    assert words(list(spec.argv(None))[:-1])["--itl-p95-s"] == "0.05"
+    assert "--itl-p95-s" not in launch(workers=(WORKER,)).worker(WORKER).argv(None)
 
 
 def test_a_workers_grace_is_longer_than_its_drain():

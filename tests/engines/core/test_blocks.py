@@ -11,9 +11,9 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from engines.core.blocks import BlockPool, PoolStatistics, extend_hashes, hash_block
 
 
-def published(pool, *digests):
+def published(pool, *digests, is_urgent=True):
     """A held path of published blocks."""
-    blocks = pool.allocate(len(digests), is_urgent=True).blocks
+    blocks = pool.allocate(len(digests), is_urgent=is_urgent).blocks
     for index, digest in enumerate(digests):
         pool.publish(blocks[index], digest, blocks[index - 1] if index else None)
     return blocks
@@ -89,6 +89,39 @@ def test_a_touched_prefix_outlives_younger_ones():
     assert pool.allocate(1, is_urgent=True).evicted == young
 
 
+def test_what_only_bulk_has_held_goes_before_what_is_older_and_urgent():
+    """A flood of bulk pushes out its own, not the conversations of people, however long they pause."""
+    pool = BlockPool(6)
+    warm, bulk = published(pool, b"w1", b"w2"), published(pool, b"b1", b"b2", is_urgent=False)
+    pool.release(warm)
+    pool.release(bulk)
+    younger = published(pool, b"c", is_urgent=False)
+    pool.release(younger)
+    assert pool.allocate(6, is_urgent=False).evicted == (bulk[1], bulk[0], *younger, warm[1], warm[0])
+
+
+def test_a_block_that_an_urgent_sequence_hits_is_urgent_from_then_on():
+    """A system prompt first seen in a bulk job is worth keeping once people use it, even if bulk is its last holder."""
+    pool = BlockPool(3)
+    bulk = published(pool, b"a", b"b", is_urgent=False)
+    pool.share(bulk[:1], is_urgent=True)
+    pool.release(bulk[:1])
+    pool.release(bulk)
+    other = published(pool, b"c", is_urgent=False)
+    pool.release(other)
+    assert pool.urgent_blocks() == {bulk[0]}
+    assert pool.allocate(3, is_urgent=False).evicted == (bulk[1], *other, bulk[0])
+
+
+def test_an_evicted_urgent_block_is_bulks_when_bulk_gets_it():
+    """Whose a block was does not outlive what was in it."""
+    pool = BlockPool(2)
+    pool.release(published(pool, b"a", b"b"))
+    pool.release(published(pool, b"c", is_urgent=False))
+    assert len(pool.urgent_blocks()) == 1
+    pool.check_integrity([])
+
+
 def test_failed_allocation_changes_nothing():
     """A check that fails must leave the cache alone."""
     pool = BlockPool(2)
@@ -147,27 +180,44 @@ class PoolMachine(RuleBasedStateMachine):
     def make(self, num_blocks):
         self.pool = BlockPool(num_blocks)
         self.held: list[list[int]] = []
-        self.names: list[list[bytes]] = []
+        self.urgent: set[int] = set()  # blocks that an urgent sequence has held since they were blank
 
-    @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=5))
-    def open(self, tokens):
+    @rule(tokens=st.lists(st.integers(0, 1), min_size=1, max_size=5), is_urgent=st.booleans())
+    def open(self, tokens, is_urgent):
         names = []
         extend_hashes(names, tokens, 1, "")
         path = self.pool.match(names)
         missing = len(names) - len(path)
         fits = missing <= self.pool.num_free - self.pool.num_free_in(path)
         if fits:
-            self.pool.share(path, is_urgent=True)
-            blocks = [*path, *self.pool.allocate(missing, is_urgent=True).blocks]
+            self.pool.share(path, is_urgent=is_urgent)
+            blocks = [*path, *self.allocate(missing, is_urgent).blocks]
+            if is_urgent:
+                self.urgent.update(blocks)
             for index in range(len(path), len(names)):
                 self.pool.publish(blocks[index], names[index], blocks[index - 1] if index else None)
             self.held.append(blocks)
 
-    @rule()
-    def grow(self):
-        allocation = self.pool.allocate(1, is_urgent=True)
+    @rule(is_urgent=st.booleans())
+    def grow(self, is_urgent):
+        allocation = self.allocate(1, is_urgent)
         if allocation is not None:
             self.held.append(list(allocation.blocks))
+
+    def allocate(self, num_blocks, is_urgent):
+        """Allocate, and see that nothing urgent went while something of bulk's was left."""
+        before = self.pool.cached_blocks() - {block for blocks in self.held for block in blocks}
+        allocation = self.pool.allocate(num_blocks, is_urgent=is_urgent)
+        if allocation is None:
+            return None
+        kept = before - set(allocation.evicted)
+        flags = [block in self.urgent for block in allocation.evicted]
+        assert flags == sorted(flags)
+        assert not any(flags) or kept <= self.urgent
+        self.urgent.difference_update(allocation.blocks)
+        if is_urgent:
+            self.urgent.update(allocation.blocks)
+        return allocation
 
     @precondition(lambda self: self.held)
     @rule(data=st.data())
@@ -178,6 +228,7 @@ class PoolMachine(RuleBasedStateMachine):
     def is_sound(self):
         if hasattr(self, "pool"):
             self.pool.check_integrity(self.held)
+            assert self.pool.urgent_blocks() == self.urgent & self.pool.cached_blocks()
 
 
 TestPoolMachine = PoolMachine.TestCase

@@ -138,6 +138,20 @@ def test_the_queue_is_bounded_exactly(make_engine):
     assert ask(engine, "c").wait().finish_reason is FinishReason.LENGTH
 
 
+def test_a_flood_of_bulk_fills_its_own_queue_only(make_engine):
+    """Unseen requests count by lane as well; the engine is full when no lane could be queued."""
+    engine = make_engine(rules=scheduler(max_waiting=2), start=False)
+    bulk = [ask(engine, f"bulk-{number}", lane=Lane.BULK) for number in range(2)]
+    assert engine.submit(request("more", lane=Lane.BULK), Inbox()).reason is RefusalReason.QUEUE_FULL
+    assert not engine.is_full()
+    urgent = [ask(engine, "a"), ask(engine, "b", lane=Lane.STANDARD)]
+    assert engine.submit(request("c"), Inbox()).reason is RefusalReason.QUEUE_FULL
+    assert engine.is_full()
+    engine.start()
+    assert {one.wait().finish_reason for one in [*bulk, *urgent]} == {FinishReason.LENGTH}
+    assert not engine.is_full()
+
+
 def test_abort_before_in_and_after(make_engine):
     """A client may leave at any time; leaving twice or after the end is harmless."""
     gate = Gate()

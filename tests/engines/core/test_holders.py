@@ -6,9 +6,9 @@ from engines.core.holders import SlotHolders
 from engines.core.plan import Fork, Truncate
 
 
-def opened(holders, path=(), new=()):
+def opened(holders, path=(), new=(), is_urgent=True):
     """A slot with a hit and newly published blocks; returns (slot, dropped)."""
-    result = holders.open(path, is_urgent=True)
+    result = holders.open(path, is_urgent=is_urgent)
     for block in new:
         holders.extend(result.slot, block)
     return result.slot, result.dropped
@@ -86,6 +86,44 @@ def test_without_a_free_slot_the_least_recently_used_gives_up():
         holders.retain(slot)
     slot, dropped = opened(holders)
     assert (slot, dropped) == (slots[0], (10,))
+
+
+def test_a_slot_that_only_bulk_has_used_gives_up_before_an_older_urgent_one():
+    """Where slots are few a flood of bulk must not cost people their warm prefixes."""
+    holders = SlotHolders(2, 4)
+    warm, _ = opened(holders, new=(10,))
+    bulk, _ = opened(holders, new=(11,), is_urgent=False)
+    holders.retain(warm)
+    holders.retain(bulk)
+    assert opened(holders, is_urgent=False) == (bulk, (11,))
+    assert opened(holders) == (warm, (10,))
+
+
+def test_a_free_slot_has_forgotten_whose_it_was():
+    """Else every slot would count as urgent after a while."""
+    holders = SlotHolders(2, 4)
+    first, _ = opened(holders)
+    holders.retain(first)
+    bulk, _ = opened(holders, new=(10,), is_urgent=False)
+    warm, _ = opened(holders, new=(11,))
+    assert bulk == first
+    holders.retain(warm)
+    holders.retain(bulk)
+    assert opened(holders) == (bulk, (10,))
+
+
+def test_a_bulk_slot_that_alone_holds_what_people_had_is_urgent():
+    """The urgent slot is freed as redundant; what it stood for must not go as bulk's."""
+    holders = SlotHolders(3, 4)
+    warm, _ = opened(holders, new=(10,))
+    heir, _ = opened(holders, path=(10,), new=(11,), is_urgent=False)
+    holders.retain(warm)
+    other, _ = opened(holders, new=(12,), is_urgent=False)
+    holders.retain(heir)
+    holders.retain(other)
+    last, _ = opened(holders)
+    assert opened(holders) == (other, (12,))
+    holders.check_integrity([last, other], {10, 11}, {10})
 
 
 def test_a_forked_source_counts_as_used():

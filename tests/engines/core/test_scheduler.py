@@ -197,6 +197,20 @@ def test_queue_is_bounded_and_ids_are_unique(driven):
     assert all(deltas[-1].finish_reason for deltas in engine.deltas.values())
 
 
+def test_a_full_bulk_queue_refuses_nobody_else(driven):
+    """Interactive and standard have a bound of their own, and it is one for both."""
+    engine = driven(max_waiting=2)
+    for id_ in "ab":
+        assert engine.add(id_, words(1), lane=Lane.BULK) is None
+    assert engine.add("c", words(1), lane=Lane.BULK).reason is RefusalReason.QUEUE_FULL
+    assert engine.add("d", words(1)) is None
+    assert engine.add("e", words(1), lane=Lane.STANDARD) is None
+    assert engine.add("f", words(1)).reason is RefusalReason.QUEUE_FULL
+    engine.abort("a")
+    assert engine.add("c", words(1), lane=Lane.BULK) is None
+    engine.run()
+
+
 def test_end_and_stop_tokens_end_with_stop_and_are_named(driven):
     """The last token is counted, and told apart so that its text can be left out."""
     engine = driven()

@@ -14,7 +14,7 @@ def options(argv):
 
 def test_every_setting_of_the_plan_reaches_the_worker():
     """A setting that is not passed on is silently ignored."""
-    argv = worker_command(SPEC, drain_s=5, log_level="debug")
+    argv = worker_command(SPEC, drain_s=5, log_level="debug", itl_p95_s=0.04)
     assert argv[1:3] == ["-m", "engines.worker"]
     assert options(argv) == {
         "--engine": "gguf",
@@ -26,12 +26,13 @@ def test_every_setting_of_the_plan_reaches_the_worker():
         "--kv-tokens": "4096",
         "--threads": "2",
         "--drain-s": "5",
+        "--itl-p95-s": "0.04",
         "--log-level": "debug",
     }
     assert argv[-1] == "--die-with-parent"
 
 
-def test_an_engine_without_a_model_file_gets_no_path():
-    """The fake engine has none."""
+def test_an_engine_without_a_model_file_gets_no_path_and_without_an_objective_its_own():
+    """The fake engine has no file; the worker knows best what a step may take."""
     argv = worker_command(WorkerSpec("worker-1", "demo", "fake", None, 8, 4096, 1), drain_s=5, log_level="info")
-    assert "--path" not in argv
+    assert not {"--path", "--itl-p95-s"} & set(argv)

@@ -1,6 +1,6 @@
 """Small fleets and requests for the simulator's tests."""
 
-from engines.core.admission import SchedulerSettings
+from engines.fake import SchedulerSettings
 from engines.step_cost import StepCost
 from gateway.simulation.prompts import Passage
 from gateway.simulation.replica import EngineSettings
