@@ -8,6 +8,7 @@ engine: a tenant that floods a replica pushes others out of both alike, and of n
 from bisect import bisect_left
 from collections import OrderedDict
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from cache_affinity.prefix import PrefixKey
 
@@ -21,6 +22,14 @@ class ShadowStatistics:
     num_evicted: int
 
 
+class Insertion(NamedTuple):
+    """One `insert`, for `withdraw`. `num_known`: leading borders that were held before; the rest are its own."""
+
+    hashes: tuple[int, ...]
+    num_known: int
+    number: int
+
+
 class ShadowIndex:
     """Borders of one replica, least recently routed first. Never more than `max_nodes` borders or `capacity_bytes`.
 
@@ -29,7 +38,7 @@ class ShadowIndex:
     no holes, which is what lets `hit_bytes` search by halving.
     """
 
-    __slots__ = ("_held", "_holds", "_num_evicted", "capacity_bytes", "held_bytes", "max_nodes")
+    __slots__ = ("_held", "_holds", "_num_evicted", "_num_inserts", "capacity_bytes", "held_bytes", "max_nodes")
 
     def __init__(self, capacity_bytes: int, max_nodes: int) -> None:
         if capacity_bytes <= 0 or max_nodes <= 0:
@@ -37,9 +46,10 @@ class ShadowIndex:
         self.capacity_bytes = capacity_bytes
         self.max_nodes = max_nodes
         self.held_bytes = 0
-        self._held: OrderedDict[int, tuple[int, float]] = OrderedDict()  # hash: (bytes since its parent, touched at)
+        self._held: OrderedDict[int, tuple[int, float, int]] = OrderedDict()  # (bytes since its parent, touched at, by)
         self._holds = self._held.__contains__
         self._num_evicted = 0
+        self._num_inserts = 0
 
     def __len__(self) -> int:
         return len(self._held)
@@ -66,12 +76,14 @@ class ShadowIndex:
             return guess
         return num_borders - bisect_left(tail_first, True, key=holds)  # False... then True...: there are no holes
 
-    def insert(self, key: PrefixKey, now: float) -> None:
+    def insert(self, key: PrefixKey, now: float) -> Insertion:
         """Note that the replica was given this prompt; evicts what no longer fits, oldest first.
 
         A prompt larger than the capacity keeps its head. Costs one step per border, amortised.
         """
         held, hashes, sizes = self._held, key.hashes, key.sizes
+        self._num_inserts = number = self._num_inserts + 1
+        num_known = len(hashes)
         for index in range(len(hashes) - 1, -1, -1):
             border = hashes[index]
             part = sizes[index] - sizes[index - 1] if index else sizes[0]
@@ -79,9 +91,28 @@ class ShadowIndex:
                 held.move_to_end(border)
             else:
                 self.held_bytes += part
-            held[border] = (part, now)
+                num_known = index
+            held[border] = (part, now, number)
         while self.held_bytes > self.capacity_bytes or len(held) > self.max_nodes:
             self._evict()
+        return Insertion(hashes, num_known, number)
+
+    def withdraw(self, insertion: Insertion) -> int:
+        """How many borders were dropped because the prompt was never read: those it added and nobody touched since.
+
+        From its tail, up to the first that another prompt shares: so there are no holes.
+        """
+        hashes, num_known, number = insertion
+        num_held = len(self._held)
+        for border in reversed(hashes[num_known:]):
+            found = self._held.get(border)
+            if found is None:
+                continue  # evicted meanwhile
+            if found[2] != number:
+                break
+            del self._held[border]
+            self.held_bytes -= found[0]
+        return num_held - len(self._held)
 
     def expire(self, before: float) -> int:
         """How many borders, not routed to since `before`, were dropped: memory falls after a busy time."""
@@ -112,6 +143,6 @@ class ShadowIndex:
         return ShadowStatistics(len(self._held), self.held_bytes, self._num_evicted)
 
     def _evict(self) -> None:
-        _, (part, _) = self._held.popitem(last=False)
+        _, (part, _, _) = self._held.popitem(last=False)
         self.held_bytes -= part
         self._num_evicted += 1

@@ -15,16 +15,18 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cache_affinity.ratio import TokenRatios
+from engines.contract import Headers
 from gateway.admission import Dispatch
 from gateway.api.discovery import Discovery, problem_response
 from gateway.asgi import InferenceRoute
 from gateway.attempts import caps_of
-from gateway.auth import Directory
+from gateway.auth import AuthFailure, Directory
+from gateway.body import Bodies
 from gateway.bulk_runs import BulkRuns
 from gateway.control import Control, gauges, statistics
 from gateway.errors import BUG, Problem
 from gateway.fleet import Fleet
-from gateway.hot import hot_protocol
+from gateway.hot import Edge, hot_protocol
 from gateway.lifecycle import Lifecycle
 from gateway.models import ModelTable
 from gateway.parts import Parts
@@ -57,6 +59,7 @@ class Gateway:
         self.settings = settings
         self._peers = peers
         self._is_draining = False
+        self._bodies = Bodies(self._max_body_bytes())
         reserved = {lane: settings.lanes.of(lane).reserved_seats for lane in Lane}
         pool = ReplicaPool(PoolSettings(reserved_seats=reserved))
         router = Router(pool, TokenRatios())
@@ -121,10 +124,9 @@ class Gateway:
     def app(self) -> Starlette:
         """The data plane as an ASGI app; the hot routes are usually taken by the protocol class before it."""
         parts = self.parts
-        limit = self._max_body_bytes()
-        inference = InferenceRoute(self.lifecycle.serve, limit, too_large(limit))
+        inference = InferenceRoute(self.lifecycle.serve, self._is_known, self._bodies)
         discovery = Discovery(parts.directory, parts.models, self.is_ready, parts.unix, self.is_degraded)
-        return Starlette(
+        app = Starlette(
             routes=[
                 *(Route(surface.value, inference, methods=["POST"]) for surface in Surface),
                 *discovery.routes(),
@@ -132,18 +134,28 @@ class Gateway:
             exception_handlers={HTTPException: _http_error, Exception: _bug},
             lifespan=self._lifespan,
         )
+        app.router.redirect_slashes = False  # a POST that is redirected loses its body, or its key
+        return app
 
     def protocol(self) -> type[asyncio.Protocol]:
         """The protocol class for uvicorn, with the hot routes on it."""
-        limit = self._max_body_bytes()
-        paths = frozenset(surface.value.encode() for surface in Surface)
+        timeouts = self.settings.timeouts
         return hot_protocol(
-            self.lifecycle.serve,
-            paths,
-            max_body_bytes=limit,
-            max_connections=self.settings.gateway.max_connections,
-            too_large=too_large(limit).body(),
+            Edge(
+                serve=self.lifecycle.serve,
+                is_known=self._is_known,
+                hot_paths=frozenset(surface.value.encode() for surface in Surface),
+                bodies=self._bodies,
+                max_connections=self.settings.gateway.max_connections,
+                head_s=timeouts.head_s,
+                body_s=timeouts.body_s,
+                idle_s=timeouts.idle_s,
+            )
         )
+
+    def _is_known(self, headers: Headers) -> bool:
+        """Whether a body is worth reading: the lifecycle decides, and tells the caller why not."""
+        return not isinstance(self.parts.directory.authenticate(headers, self.parts.unix()), AuthFailure)
 
     def drain(self) -> None:
         """Stop taking work: readiness goes red, whoever waits for a seat is refused; streams go on."""
@@ -188,16 +200,6 @@ class Gateway:
         return int(self.settings.gateway.max_body_mb * 1024 * 1024)
 
 
-def too_large(limit: int) -> Problem:
-    """413, with the limit."""
-    return Problem(
-        413,
-        f"the body is larger than {limit} bytes, which is the limit here",
-        "invalid_request_error",
-        "body_too_large",
-    )
-
-
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException), "registered for this class"
     if error.status_code == 404:
@@ -205,7 +207,9 @@ async def _http_error(request: Request, error: Exception) -> Response:
         return problem_response(Problem(404, message, "not_found_error", "route_not_found"))
     if error.status_code == 405:
         message = f"{request.method} is not allowed on {request.url.path[:128]}"
-        return problem_response(Problem(405, message, "invalid_request_error", "method_not_allowed"))
+        response = problem_response(Problem(405, message, "invalid_request_error", "method_not_allowed"))
+        response.headers.update(error.headers or {})  # `Allow`
+        return response
     return problem_response(Problem(error.status_code, error.detail, "invalid_request_error"))
 
 

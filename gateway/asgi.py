@@ -6,8 +6,9 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from typing import Any
 
 from engines.contract import Headers
+from gateway.body import Bodies, Body
 from gateway.errors import Problem
-from gateway.hot import Serve
+from gateway.hot import ABORT, IsKnown, Serve
 from gateway.sink import Incoming, SinkWatcher
 
 Message = MutableMapping[str, Any]
@@ -21,7 +22,9 @@ HIGH_WATER_BYTES = 65536  # as uvicorn's own mark for a connection
 class AsgiSink:
     """Collects what the lifecycle writes; `deliver` sends it. Bounded by the watcher's obedience and one read."""
 
-    def __init__(self) -> None:
+    def __init__(self, drop: Callable[[], object] = lambda: None) -> None:
+        """`drop`: closes the connection at once; a server that offers none closes it once everything is sent."""
+        self._drop = drop
         self._messages: asyncio.Queue[Message | None] = asyncio.Queue()
         self._waiting_bytes = 0
         self._is_slow = False
@@ -56,6 +59,7 @@ class AsgiSink:
         """Give up on the client: whoever answers it is told that it is gone, and the server closes the connection."""
         if not self._is_over:
             self.leave()
+            self._drop()
             if self._delivery is not None:
                 self._delivery.cancel()  # it may be waiting for a client that never reads
 
@@ -102,29 +106,30 @@ class AsgiSink:
             self._messages.put_nowait(None)
 
 
-class _TooLarge(Exception):
-    """The body passed the limit."""
+class _Unreadable(Exception):
+    """The body passed a limit; its argument is the `Problem`."""
 
 
 class InferenceRoute:
     """An ASGI app that runs the lifecycle for one path."""
 
-    def __init__(self, serve: Serve, max_body_bytes: int, too_large: Problem) -> None:
+    def __init__(self, serve: Serve, is_known: IsKnown, bodies: Bodies) -> None:
         self._serve = serve
-        self._max_body_bytes = max_body_bytes
-        self._too_large = too_large
+        self._is_known = is_known
+        self._bodies = bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the body within its limit, then serve, watching for the client to leave."""
+        headers = [(bytes(name), bytes(value)) for name, value in scope["headers"]]
         try:
-            body = await self._read(receive)
-        except _TooLarge:
-            await self._refuse(send)
+            # The lifecycle needs no body to say that the caller is not known.
+            body = await self._read(receive) if self._is_known(headers) else b""
+        except _Unreadable as error:
+            await self._refuse(send, error.args[0])
             return
         if body is None:
             return
-        headers = [(bytes(name), bytes(value)) for name, value in scope["headers"]]
-        sink = AsgiSink()
+        sink = AsgiSink(scope.get("extensions", {}).get(ABORT, lambda: None))
         serving = asyncio.create_task(self._serve(Incoming(scope["path"], headers, body, time.monotonic()), sink))
         delivering = asyncio.create_task(sink.deliver(send))
         watching = asyncio.create_task(_watch_client(receive, sink))
@@ -139,27 +144,28 @@ class InferenceRoute:
         if not delivering.cancelled():
             delivering.result()
 
-    async def _refuse(self, send: Send) -> None:
-        body = self._too_large.body()
-        headers = [(b"content-type", b"application/json"), (b"connection", b"close")]
+    async def _refuse(self, send: Send, problem: Problem) -> None:
+        body = problem.body()
+        headers = [(b"content-type", b"application/json"), (b"connection", b"close"), *problem.headers()]
         length = (b"content-length", b"%d" % len(body))
-        await send({"type": "http.response.start", "status": self._too_large.status, "headers": [*headers, length]})
+        await send({"type": "http.response.start", "status": problem.status, "headers": [*headers, length]})
         await send({"type": "http.response.body", "body": body})
 
     async def _read(self, receive: Receive) -> bytes | None:
-        """The body, None if the client left in the middle of it. Raises `_TooLarge`."""
-        parts: list[bytes] = []
-        size = 0
-        while True:
-            message = await receive()
-            if message["type"] == "http.disconnect":
-                return None
-            parts.append(message.get("body", b""))
-            size += len(parts[-1])
-            if size > self._max_body_bytes:
-                raise _TooLarge
-            if not message.get("more_body", False):
-                return b"".join(parts)
+        """The body, None if the client left in the middle of it. Raises `_Unreadable`."""
+        body = Body(self._bodies)
+        try:
+            while True:
+                message = await receive()
+                if message["type"] == "http.disconnect":
+                    return None
+                problem = body.add(message.get("body", b""))
+                if problem is not None:
+                    raise _Unreadable(problem)
+                if not message.get("more_body", False):
+                    return body.take()
+        finally:
+            body.drop()
 
 
 async def _watch_client(receive: Receive, sink: AsgiSink) -> None:

@@ -13,6 +13,7 @@ from gateway import sse
 from gateway.admission import TurnHolder
 from gateway.answer import keep_alive
 from gateway.errors import Refused
+from gateway.fleet import ReplicaConnection
 from gateway.outcome import Outcome
 from gateway.parts import Call, Parts
 from gateway.relay import Preempted, Relay, Relayed, WholeRelay
@@ -109,7 +110,12 @@ class Attempts:
         turn.cost = self._parts.dispatch.cost(turn.decision.uncached_tokens, 0)
         try:
             with parts.bulk_runs.watched(turn, relay, call.answer, story):
-                relayed = await relay.run(self._send(call, story.request, turn, relay))
+                replica = self._parts.fleet.connection(turn.decision.chosen)
+                replica.relays.add(relay)
+                try:
+                    relayed = await relay.run(self._send(call, story.request, turn, relay, replica))
+                finally:
+                    replica.ended(relay)
         except Preempted:
             turn.cost = 0.0  # the work was thrown away for others: not at this tenant's cost
             raise
@@ -127,8 +133,9 @@ class Attempts:
         finally:
             self.num_relaying -= 1
 
-    def _send(self, call: Call, request: InferenceRequest, turn: Turn, relay: Relay) -> UpstreamExchange:
-        replica = self._parts.fleet.connection(turn.decision.chosen)
+    def _send(
+        self, call: Call, request: InferenceRequest, turn: Turn, relay: Relay, replica: ReplicaConnection
+    ) -> UpstreamExchange:
         assert call.story.principal is not None, "only authenticated requests are sent"
         steering = Steering(
             model=replica.upstream_model,

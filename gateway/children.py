@@ -37,7 +37,7 @@ class Children:
             spec = launch.gateway(number, socket, self._fleet_now)
             self._gateways[socket] = Supervised(spec, self._on_gateway)
         self._workers = [Supervised(launch.worker(worker), self._on_worker) for worker in launch.workers]
-        self.control = GatewayControl(self._ready_sockets)
+        self.control = GatewayControl(self._ready_sockets, on_drain=self._on_drain)
         self.fleet = FleetPublisher(launch.workers, self.control.set_fleet, self._on_refusal)
         self.has_started = False  # set by the supervisor once all was ready: from then on failures are only retried
 
@@ -124,6 +124,10 @@ class Children:
             case _:
                 pass
         self._record("worker", event)
+
+    def _on_drain(self, name: str, is_drained: bool) -> None:
+        self.fleet.drained(name) if is_drained else self.fleet.resumed(name)
+        self._log.info("replica.drained" if is_drained else "replica.resumed", replica=name)
 
     def _on_refusal(self, error: ControlError) -> None:
         self._log.warning("fleet.failed", reason=str(error))

@@ -29,7 +29,8 @@ class Usage(msgspec.Struct):
     @property
     def cached_tokens(self) -> int | None:
         """Prompt tokens served from the engine's cache; absence of a report is not zero."""
-        return self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
+        cached = self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
+        return None if cached is None else min(cached, self.prompt_tokens)  # no engine found more than it was given
 
 
 class _Delta(msgspec.Struct):
@@ -66,6 +67,7 @@ class _Chunk(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
+    choices: Annotated[list[Raw], Meta(min_length=1)] | None = None
     usage: Raw = Raw()
     error: Raw = Raw()
 
@@ -92,6 +94,7 @@ _PLAIN = ChunkSigns(has_content=True)
 
 def read_chunk(payload: bytes) -> ChunkSigns:
     """The signs of one stream chunk. Raises `msgspec.MsgspecError` for what is not a chunk."""
+    _check_utf8(payload)
     chunk = _decode_chunk(payload)
     choices = chunk.choices
     if choices is not None and len(choices) == 1 and not chunk.usage and not chunk.error:
@@ -121,11 +124,22 @@ def usage_chunk(fields: dict[str, Raw]) -> bytes:
 
 
 def read_answer(body: bytes) -> Usage | None:
-    """The usage of an unstreamed answer. Raises `msgspec.MsgspecError` if it is not a JSON object, or an error."""
+    """The usage of an unstreamed answer. Raises `msgspec.MsgspecError` for an error and what is no answer."""
+    _check_utf8(body)
     answer = _decode_answer(body)
     if bytes(answer.error) not in _NOTHING:
         raise msgspec.ValidationError("the engine answered an error with status 200")
+    if answer.choices is None:
+        raise msgspec.ValidationError("the engine's answer has no choices")
     return _read_usage(answer.usage) if bytes(answer.usage) not in _NOTHING else None
+
+
+def _check_utf8(payload: bytes) -> None:
+    """Values that are passed on unread must not break the client's own reader."""
+    try:
+        payload.decode()
+    except UnicodeDecodeError:
+        raise msgspec.DecodeError("it is not UTF-8") from None
 
 
 def _read_usage(usage: Raw) -> Usage | None:

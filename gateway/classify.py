@@ -7,7 +7,6 @@ import re
 
 from gateway.errors import ClientError
 from gateway.outcome import Outcome
-from gateway.request import InferenceRequest
 from gateway.sink import Incoming
 from policies.lane import Lane
 from policies.tenant import Principal
@@ -17,10 +16,10 @@ _SAFE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 _TRACEPARENT = re.compile(rb"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
-def classify(incoming: Incoming, request: InferenceRequest, principal: Principal) -> Lane:
+def classify(incoming: Incoming, tier_lane: Lane | None, principal: Principal) -> Lane:
     """The lane that a header or `service_tier` asks for, else the key's own. Raises `ClientError` (400, 403)."""
     asked = incoming.header(b"x-warmlane-lane")
-    lane = _named(asked) if asked is not None else request.tier_lane or principal.default_lane
+    lane = _named(asked) if asked is not None else tier_lane or principal.default_lane
     if not lane.is_within(principal.max_lane):
         raise ClientError(
             f"this key may use lanes up to {principal.max_lane.value}, not {lane.value}",

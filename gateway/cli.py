@@ -23,6 +23,7 @@ from gateway.ports import PortUnusable
 from gateway.settings import ConfigError
 from gateway.startup import Request, start
 from gateway.supervisor import SupervisorError
+from observability import logs
 from policies.store import StoreError
 
 _FAILURES = (ConfigError, HomeError, ModelFetchError, PortUnusable, StoreError, SupervisorError)
@@ -114,7 +115,7 @@ def main() -> None:
     try:
         app()
     except _FAILURES as failure:
-        typer.echo(f"warmlane: {failure}", err=True)
+        logs.write_sentence(f"warmlane: {failure}")
         sys.exit(1)
 
 

@@ -46,9 +46,10 @@ class Problem:
 
     def headers(self) -> list[tuple[bytes, bytes]]:
         """Headers that belong to this problem alone."""
-        if self.retry_after_s is None:
-            return []
-        return [(b"retry-after", b"%d" % self.retry_after_s)]
+        headers = [(b"www-authenticate", b"Bearer")] if self.status == 401 else []
+        if self.retry_after_s is not None:
+            headers.append((b"retry-after", b"%d" % self.retry_after_s))
+        return headers
 
 
 class ClientError(Exception):

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from engines.contract import Headers
+from gateway.body import Body
+from gateway.errors import Problem
 from gateway.sink import Incoming, SinkWatcher
 
 if TYPE_CHECKING:
@@ -29,16 +31,17 @@ _NO_EVENT = _NoEvent()
 class HotExchange:
     """One hot request and its answer: what uvicorn calls a cycle, and the sink of the lifecycle."""
 
-    def __init__(self, protocol: "HotProtocol", path: str, *, keep_alive: bool) -> None:
+    def __init__(self, protocol: "HotProtocol", path: str, body: Body, *, keep_alive: bool) -> None:
         self._protocol = protocol
         self._transport = protocol.transport
         self._path = path
-        self._headers: Headers = protocol.headers
-        self._parts: list[bytes] = []
-        self._size = 0
+        self.headers: Headers = protocol.headers
+        self._body = body
         self._head = b""
         self._is_chunked = False
         self.has_begun = False
+        self.is_known = False  # the caller, as far as it was asked
+        self._is_whole = False  # the request has come to its end
         self._watcher: SinkWatcher | None = None
         self._on_gone: Callable[[], object] | None = None
         # What uvicorn's protocol reads of a cycle.
@@ -50,32 +53,34 @@ class HotExchange:
     # The request, as the parser delivers it.
 
     def take_body(self, data: bytes) -> None:
-        """A piece of the body; above the limit the request is answered with 413 and the rest not read."""
-        if self.response_complete:
+        """A piece of the body; above a limit the request is refused and the rest not read."""
+        if self.response_complete or self.has_begun:
             return
-        self._size += len(data)
-        if self._size > self._protocol.max_body_bytes:
-            self.refuse_body()
-            return
-        self._parts.append(data)
+        problem = self._body.add(data)
+        if problem is not None:
+            self.refuse_body(problem)
 
-    def refuse_body(self) -> None:
-        """413; the connection cannot be used again, since its body was not read."""
-        self.keep_alive = False
-        self._parts.clear()
-        body = self._protocol.too_large
-        self.start(413, [(b"content-type", b"application/json")], len(body))
+    def refuse_body(self, problem: Problem) -> None:
+        """413 or 503; the connection cannot be used again, since its body was not read."""
+        body = problem.body()
+        self.start(problem.status, [(b"content-type", b"application/json"), *problem.headers()], len(body))
         self.response_complete = True
         self._protocol.refuse(self._head + body)
 
     def begin(self) -> None:
         """The body is complete: run the lifecycle."""
-        if self.response_complete:
-            return
+        self._is_whole = True
+        if not self.response_complete and not self.has_begun:
+            self._begin(self._body.take())
+
+    def begin_unread(self) -> None:
+        """The caller is not known: the lifecycle says so, and needs no body for that."""
+        self._body.drop()
+        self._begin(b"")
+
+    def _begin(self, body: bytes) -> None:
         self.has_begun = True
-        body = self._parts[0] if len(self._parts) == 1 else b"".join(self._parts)
-        self._parts.clear()
-        incoming = Incoming(self._path, self._headers, body, time.monotonic())
+        incoming = Incoming(self._path, self.headers, body, time.monotonic())
         task = self._protocol.loop.create_task(self._protocol.serve(incoming, self))
         tasks = self._protocol.tasks
         tasks.add(task)
@@ -90,6 +95,7 @@ class HotExchange:
 
     def start(self, status: int, headers: Headers, length: int | None) -> None:
         """Held back until the first piece of the body, so that both leave in one write."""
+        self.keep_alive = self.keep_alive and self._is_whole
         lines = [STATUS_LINE[status]]
         for name, value in self._protocol.server_state.default_headers:
             lines += (name, b": ", value, b"\r\n")
@@ -145,6 +151,7 @@ class HotExchange:
     def leave(self) -> None:
         """The client's connection is lost."""
         self.disconnected = True
+        self._body.drop()
         callback, self._on_gone = self._on_gone, None
         if callback is not None and not self.response_complete:
             callback()
@@ -160,7 +167,9 @@ class HotExchange:
     def _complete(self) -> None:
         self.response_complete = True
         self._on_gone = self._watcher = None
-        if not self.keep_alive:
+        if self._is_whole and not self.keep_alive:
             self._transport.close()
         self._protocol.answering = None
         self._protocol.on_response_complete()
+        if not self._is_whole:
+            self._protocol.refuse(b"")

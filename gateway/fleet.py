@@ -8,8 +8,8 @@ import asyncio
 import os
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import Annotated
+from dataclasses import dataclass, field
+from typing import Annotated, Protocol
 
 import msgspec
 
@@ -43,9 +43,26 @@ class AnnouncedReplica(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Announcement(msgspec.Struct, frozen=True):
-    """All workers that live now; what is not in it is gone."""
+    """All workers that live now; what is not in it is gone.
+
+    `draining`: all replicas that an operator has drained, configured ones too; None says nothing about that.
+    """
 
     replicas: list[AnnouncedReplica]
+    draining: list[str] | None = None
+
+
+class OpenRelay(Protocol):
+    """An attempt under way."""
+
+    @property
+    def heard_at(self) -> float | None:
+        """When the replica last sent something of its answer, None before it did."""
+        ...
+
+    def lose(self) -> None:
+        """The replica is lost: fail, unless content has gone to the client."""
+        ...
 
 
 @dataclass(slots=True)
@@ -53,6 +70,7 @@ class ReplicaConnection:
     """How to reach one replica and how to speak to it. `load`: what it last said of itself.
 
     `probing`: connections for probes alone, which so neither wait behind requests nor count as requests.
+    `relays`: the attempts under way. `heard_at`: when one that has ended last got something.
     """
 
     adapter: EngineAdapter
@@ -63,6 +81,19 @@ class ReplicaConnection:
     is_announced: bool
     probes: ProbeHistory
     load: LoadReport
+    relays: set[OpenRelay] = field(default_factory=set)
+    heard_at: float | None = None
+
+    @property
+    def last_heard_at(self) -> float | None:
+        """When any attempt last got something from the replica."""
+        found = [at for at in (self.heard_at, *(relay.heard_at for relay in self.relays)) if at is not None]
+        return max(found, default=None)
+
+    def ended(self, relay: OpenRelay) -> None:
+        """An attempt is over."""
+        self.heard_at = self.last_heard_at
+        self.relays.discard(relay)
 
     def close(self) -> None:
         """Drop the connections; what is in flight fails."""
@@ -126,6 +157,8 @@ class Fleet:
             self._detach(name)
         for replica in announcement.replicas:
             self._attach(replica, None, is_announced=True)
+        if announcement.draining is not None:
+            self._drain_exactly(frozenset(announcement.draining))
         self._on_change()
 
     def drain(self, name: str) -> Replica | None:
@@ -140,6 +173,13 @@ class Fleet:
             self._pool.move(name, ReplicaState.READY)
             self._on_change()
         return replica
+
+    def _drain_exactly(self, names: frozenset[str]) -> None:
+        for replica in list(self._pool):
+            if replica.name in names:
+                self._pool.move(replica.name, ReplicaState.DRAINING)
+            elif replica.state is ReplicaState.DRAINING:
+                self._pool.move(replica.name, ReplicaState.READY)
 
     async def watch(self) -> None:
         """Probe every replica for ever, until cancelled."""
@@ -194,9 +234,12 @@ class Fleet:
         probe = await _ask(connection, is_serving=replica.num_in_flight > 0)
         if self._connections.get(name) is not connection:
             return
-        target = connection.probes.observe(probe, replica.state)
+        target = connection.probes.observe(probe, replica.state, self._clock(), connection.last_heard_at)
         if target is not None and self._pool.move(name, target):
             logs.get().warning("replica.moved", replica=name, state=target.value, probe=probe.value)
+            if target is ReplicaState.LOST:
+                for relay in tuple(connection.relays):
+                    relay.lose()  # or an answer that is waited for as a whole waits as long as `total_s`
             self._on_change()
 
 

@@ -1,4 +1,7 @@
-"""Which of our workers live, told to the gateway processes at every change until they have heard it."""
+"""Which of our workers live and what is drained, told to the gateways at every change until they have heard it.
+
+A drain is an operator's wish: it outlives the gateway that was told and the worker that it was about.
+"""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -29,6 +32,7 @@ class FleetPublisher:
         self._send = send
         self._on_refusal = on_refusal
         self._live: dict[str, Started] = {}
+        self._drained: set[str] = set()
         self._gateways = 0
         self._change = 0
         self._told = 0
@@ -58,6 +62,18 @@ class FleetPublisher:
         if self._live.pop(name, None) is not None:
             self._changed()
 
+    def drained(self, name: str) -> None:
+        """An operator wants a replica, a worker or a configured one, to get nothing new, until `resumed`."""
+        if name not in self._drained:
+            self._drained.add(name)
+            self._changed()
+
+    def resumed(self, name: str) -> None:
+        """It may get work again."""
+        if name in self._drained:
+            self._drained.discard(name)
+            self._changed()
+
     def gateway_started(self) -> None:
         """A gateway process is ready and knows nothing yet."""
         self._gateways += 1
@@ -69,10 +85,9 @@ class FleetPublisher:
         self._changed()
 
     def document(self) -> bytes:
-        """The fleet as JSON, workers in the order of the plan."""
-        return msgspec.json.encode(
-            {"replicas": [self._replica(name) for name in self._specs if name in self._live]},
-        )
+        """The fleet as JSON, workers in the order of the plan, and all that an operator has drained."""
+        replicas = [self._replica(name) for name in self._specs if name in self._live]
+        return msgspec.json.encode({"replicas": replicas, "draining": sorted(self._drained)})
 
     async def until_current(self, names: frozenset[str]) -> None:
         """Return once the gateways know a fleet with all of `names` in it."""

@@ -137,11 +137,13 @@ class Home:
         return token
 
     def read_demo(self) -> dict[str, Any]:
-        """What demo.json says, empty if it is absent or not ours: it is made anew then."""
+        """What demo.json says, empty if it is absent or not ours: it is made anew then. Raises `HomeError`."""
         try:
-            content = json.loads(_read(self.demo) or "{}")
-        except json.JSONDecodeError:
+            content = json.loads(self.demo.read_bytes())
+        except (FileNotFoundError, ValueError, RecursionError):
             return {}
+        except OSError as error:
+            raise HomeError(f"{self.demo} cannot be read: {error.strerror}") from error
         return content if isinstance(content, dict) else {}
 
 

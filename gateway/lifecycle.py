@@ -1,6 +1,6 @@
 """The path of a request, told in the order it happens.
 
-Authenticate, read, classify, key, reserve, then attempts (dispatch, route, stream, settle): every ending gives back
+Authenticate, classify, reserve, read, key, then attempts (dispatch, route, stream, settle): every ending gives back
 what was held and is recorded once. Knows no HTTP server: it writes to a `ClientSink`.
 """
 
@@ -13,13 +13,16 @@ from gateway import errors
 from gateway.answer import ClientAnswer
 from gateway.attempts import Attempts
 from gateway.auth import AuthFailure
+from gateway.body import refuse_packed
 from gateway.classify import classify, client_request_id, read_deadline, read_traceparent
 from gateway.errors import ClientError, Refused
+from gateway.fields import LARGE_BYTES
 from gateway.outcome import Outcome
 from gateway.parts import Call, Parts
-from gateway.request import Surface, read
+from gateway.request import Surface, asked_lane, read
 from gateway.sink import ClientSink, Incoming
 from gateway.story import Story
+from gateway.turned_away import nobody_serves
 from observability import logs
 from policies.lane import Lane
 from policies.quota import Rejected, Reservation
@@ -35,6 +38,8 @@ class Lifecycle:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._attempts = Attempts(parts)
+        settings = parts.settings
+        self._expected = frozenset(one.model for one in (*settings.replicas, *settings.workers))  # may be starting
         self.num_in_flight = 0
 
     @property
@@ -84,15 +89,40 @@ class Lifecycle:
 
     async def _tell(self, call: Call) -> None:
         """The story in order; the attempts at the end dispatch, route, stream and settle."""
-        principal = call.story.principal = self._authenticate(call.incoming)
-        request = call.story.request = read(Surface(call.incoming.path), call.incoming.body)
+        incoming, headers = call.incoming, call.headers
+        principal = call.story.principal = self._authenticate(incoming)
+        refuse_packed(incoming)
+        lane = call.story.lane = classify(incoming, asked_lane(incoming.body), principal)
+        headers.append((b"x-warmlane-lane", lane.value.encode()))
+        num_headers = len(headers)
+        # Limits come before the body is read: whoever is over them must not cost the others that time.
+        with self._reserve(principal, lane, headers) as reservation:
+            try:
+                query = await self._read(call, principal, lane)
+                assert call.story.request is not None, "just read"
+                if call.story.request.is_streaming:
+                    call.answer.admit()
+                await self._attempts.run(call, query)
+            except (ClientError, Refused) as error:
+                if not call.story.attempts:
+                    reservation.undo()  # it never had a turn: the refusal leaves every counter as it was
+                    del headers[num_headers:]
+                    if isinstance(error, Refused):
+                        self._tell_standing(principal, headers)
+                raise
+
+    async def _read(self, call: Call, principal: Principal, lane: Lane) -> RouteQuery:
+        """What is asked for; a large body is read beside the loop, which serves others meanwhile."""
+        surface, body = Surface(call.incoming.path), call.incoming.body
+        request = read(surface, body) if len(body) <= LARGE_BYTES else await asyncio.to_thread(read, surface, body)
+        call.story.request = request
         model = call.story.model = self._parts.models.resolve(request.model, principal.tenant)
-        lane = call.story.lane = classify(call.incoming, request, principal)
-        call.headers.append((b"x-warmlane-lane", lane.value.encode()))
+        if model not in self._expected and model not in self._parts.fleet.models():
+            raise nobody_serves()
         call.deadline = read_deadline(call.incoming)
         call.traceparent = read_traceparent(call.incoming)
         key = prefix_key(model, principal.tenant.cache_salt, request.segments, home_segments=request.home_segments)
-        query = RouteQuery(
+        return RouteQuery(
             model,
             key,
             lane,
@@ -100,18 +130,6 @@ class Lifecycle:
             request.max_output_tokens or 0,
             labels=self._parts.settings.lanes.labels_of(lane),
         )
-        num_headers = len(call.headers)
-        with self._reserve(principal, lane, call.headers) as reservation:
-            if request.is_streaming:
-                call.answer.admit()
-            try:
-                await self._attempts.run(call, query)
-            except Refused:
-                if not call.story.attempts:
-                    reservation.undo()  # it never had a turn: the refusal leaves every counter as it was
-                    del call.headers[num_headers:]
-                    self._tell_standing(principal, call.headers)
-                raise
 
     def _authenticate(self, incoming: Incoming) -> Principal:
         principal = self._parts.directory.authenticate(incoming.headers, self._parts.unix())

@@ -42,6 +42,7 @@ def main(  # noqa: PLR0917  # the options of a command line
 
     Example: python -m gateway.process --home .warmlane --control .warmlane/run/gateway-0.sock
     """
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the supervisor's affair, however it was sent
     try:
         settings = load(config)
         logs.configure(settings.telemetry.log_level, "gateway")
@@ -49,7 +50,7 @@ def main(  # noqa: PLR0917  # the options of a command line
         workers = msgspec.json.decode(fleet, type=Announcement)
         code = uvloop.run(_run(settings, home, control, port=port, number=number, workers=workers))
     except (ConfigError, StoreError, msgspec.MsgspecError) as error:
-        sys.stderr.write(f"{error}\n")
+        logs.write_sentence(str(error))
         code = 1
     raise typer.Exit(code)
 
@@ -60,7 +61,7 @@ async def _run(settings: Settings, home: Path, control: Path, *, port: int, numb
         listener = server.listen(host, port, is_shared=settings.gateway.processes > 1)
     except OSError as error:
         why = "another program listens there" if error.errno == errno.EADDRINUSE else error.strerror
-        sys.stderr.write(f"cannot listen on {host}:{port}: {why}; choose another with --port or WARMLANE_PORT\n")
+        logs.write_sentence(f"cannot listen on {host}:{port}: {why}; choose another with --port or WARMLANE_PORT")
         return 1
     async with opened(settings.store, home) as store, contextlib.AsyncExitStack() as leases:
         peers = _peers(settings, number) if settings.store.is_shared else None

@@ -11,9 +11,11 @@ import msgspec
 from msgspec import Meta, Raw
 
 from gateway.errors import ClientError
-from gateway.fields import reader, typed
+from gateway.fields import LARGE_BYTES, is_longer, reader, typed
 
 MAX_PROMPTS = 128  # chosen: as `n`
+MAX_MESSAGES = 16_384  # chosen: four times what is looked at for routing
+MAX_PARTS = 16_384  # of one message
 
 TokenId = Annotated[int, Meta(ge=0, lt=2**31)]  # engines hold them in 32 bits
 
@@ -40,16 +42,25 @@ class _Message(msgspec.Struct):
     reasoning: str | None = None
 
 
+class _Outline(msgspec.Struct):
+    content: Raw = Raw()
+
+
 _messages = reader(list[_Message])
 _prompt = reader(str | list[str | TokenId | Annotated[list[TokenId], Meta(min_length=1)]])
+_outline = reader(list[_Outline])
 _part_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
 def chat_prompt(fields: dict[str, Raw]) -> Prompt:
     """Tools first (templates put them into the system part), then one piece a message."""
+    if "messages" in fields and len(fields["messages"]) > LARGE_BYTES:
+        _check_counts(fields)
     messages = typed(fields, "messages", _messages)
     if not messages:
         raise ClientError("messages must be a list of at least one message", param="messages")
+    if len(messages) > MAX_MESSAGES:
+        raise _too_many_messages()
     segments = [b"tools\x1f" + bytes(fields["tools"])] if "tools" in fields else []
     num_tools = len(segments)
     segments += [_message_bytes(message, index) for index, message in enumerate(messages)]
@@ -72,6 +83,23 @@ def completion_prompt(fields: dict[str, Raw]) -> Prompt:
     return Prompt((b"", bytes(fields["prompt"])), 2, num_prompts)  # b"": a list is no string that looks like one
 
 
+def _check_counts(fields: dict[str, Raw]) -> None:
+    """Raises `ClientError` for too many messages or parts before they are made: a million take a second."""
+    if is_longer(fields["messages"], MAX_MESSAGES):
+        raise _too_many_messages()
+    for index, message in enumerate(typed(fields, "messages", _outline)):
+        if len(message.content) > MAX_PARTS and is_longer(message.content, MAX_PARTS):
+            raise _too_many_parts(index)
+
+
+def _too_many_messages() -> ClientError:
+    return ClientError(f"messages may hold at most {MAX_MESSAGES} messages", param="messages")
+
+
+def _too_many_parts(index: int) -> ClientError:
+    return ClientError(f"messages[{index}].content may hold at most {MAX_PARTS} parts", param="messages")
+
+
 def _message_bytes(message: _Message, index: int) -> bytes:
     """Who speaks, what is said, and last the lengths, which make the bytes this message's only.
 
@@ -83,6 +111,8 @@ def _message_bytes(message: _Message, index: int) -> bytes:
     if isinstance(content, str) and not more:
         return f"{head}{content}\x1f{len(content)}".encode()
     if isinstance(content, list):
+        if len(content) > MAX_PARTS:
+            raise _too_many_parts(index)
         parts = [_part(part, index, place) for place, part in enumerate(content)]
     else:
         parts = [] if content is None else [(content.encode(), str(len(content)))]

@@ -19,6 +19,8 @@ from gateway.settings import TimeoutSection
 from gateway.sink import ClientSink
 
 MAX_GAPS = 256
+MAX_REFUSAL_BYTES = 65536  # chosen: of an engine's error page, more says nothing more
+DRAIN_S = 0.25  # chosen: an engine that has said all may end its answer so late, and the connection is used again
 MAX_ANSWER_BYTES = 64 * 1024 * 1024  # chosen: an unstreamed answer above this is a broken engine
 
 
@@ -57,7 +59,10 @@ class Relay(ABC):
         self._exchange: UpstreamExchange | None = None
         self._slow_since: float | None = None
         self._refusal: tuple[int, Headers, list[bytes]] | None = None
+        self._refusal_bytes = 0
+        self._is_draining = False  # everything was said, but the body has not ended
         self._watch: asyncio.TimerHandle | None = None
+        self._drain: asyncio.TimerHandle | None = None
         self.relayed = Relayed()
 
     async def run(self, exchange: UpstreamExchange) -> Relayed:
@@ -70,7 +75,11 @@ class Relay(ABC):
         finally:
             self._sink.watch(None)
             self._watch.cancel()
-            exchange.abort()
+            if self._is_draining:
+                exchange.resume()  # its end is still to be read
+                self._drain = self._loop.call_later(DRAIN_S, exchange.abort)
+            else:
+                exchange.abort()
 
     def on_head(self, status: int, headers: Headers) -> None:
         """Anything but 200 is collected and becomes an error."""
@@ -85,7 +94,8 @@ class Relay(ABC):
             return
         self._last_data_at = time.monotonic()
         if self._refusal is not None:
-            if sum(map(len, self._refusal[2])) < 65536:
+            if self._refusal_bytes < MAX_REFUSAL_BYTES:
+                self._refusal_bytes += len(data)
                 self._refusal[2].append(data)
             return
         try:
@@ -99,12 +109,16 @@ class Relay(ABC):
 
     def on_end(self) -> None:
         """The body is complete."""
+        self._stop_draining()
         if self._ended.done():
             return
         if self._refusal is not None:
             status, headers, parts = self._refusal
             self._fail(refusal(status, headers, b"".join(parts)))
             return
+        self._end()
+
+    def _end(self) -> None:
         try:
             self._complete()
         except ReplicaError as error:
@@ -113,8 +127,12 @@ class Relay(ABC):
             self._ended.set_result(self.relayed)
 
     def on_fail(self, error: ReplicaError) -> None:
-        """The attempt broke."""
-        self._fail(error)
+        """The attempt broke; after the last word of an answer that is nobody's fault."""
+        self._stop_draining()
+        if self._has_all() and not self._ended.done():
+            self._end()
+        else:
+            self._fail(error)
 
     def on_slow(self) -> None:
         """The client reads slowly: stop reading from the engine."""
@@ -137,6 +155,32 @@ class Relay(ABC):
     @abstractmethod
     def _complete(self) -> None:
         """Finish the client's answer. Raises `ReplicaError` if the engine's is not complete."""
+
+    def _has_all(self) -> bool:
+        """Whether the engine has said all, although its body may not have ended."""
+        return False
+
+    def _end_early(self) -> None:
+        """The engine has said all: the client is answered now, whenever the body ends."""
+        if not self._ended.done():
+            self._is_draining = True
+            self._end()
+
+    def _stop_draining(self) -> None:
+        self._is_draining = False
+        if self._drain is not None:
+            self._drain.cancel()
+            self._drain = None
+
+    @property
+    def heard_at(self) -> float | None:
+        """When the engine last sent something of its answer, monotonic seconds; None before it did."""
+        return self._last_data_at if self._last_data_at > self._started_at else None
+
+    def lose(self) -> None:
+        """The replica is lost: fail, so that another is tried, unless content has gone to the client."""
+        if not self._answer.has_content:
+            self._fail(ReplicaError(Fault.RESET, "the replica stopped answering"))
 
     def preempt(self) -> None:
         """End the attempt with `Preempted`, unless it has ended."""

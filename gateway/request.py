@@ -85,7 +85,12 @@ _REAL: dict[str, tuple[float, float]] = {
     "frequency_penalty": (-100, 100),
     "repetition_penalty": (0, 100),
 }
-_TIERS = {"flex": Lane.BULK, "priority": Lane.INTERACTIVE}
+_LANE_OF_TIER: dict[str, Lane | None] = {  # of OpenAI, and of those who speak its language
+    "flex": Lane.BULK,
+    "priority": Lane.INTERACTIVE,
+    **dict.fromkeys(("auto", "default", "scale", "standard", "standard_only", "on_demand", "performance")),
+}
+MAX_MODEL_CHARS = 256  # chosen: twice the longest name that can be configured
 
 
 def read(surface: Surface, body: bytes) -> InferenceRequest:
@@ -94,6 +99,8 @@ def read(surface: Surface, body: bytes) -> InferenceRequest:
     model = typed(fields, "model", _string)
     if not model:
         raise ClientError("model must be a string that names a model; GET /v1/models lists them", param="model")
+    if len(model) > MAX_MODEL_CHARS:
+        raise ClientError(f"model may have at most {MAX_MODEL_CHARS} characters", param="model")
     _check_numbers(fields)
     _check_stop(fields)
     options = typed(fields, "stream_options", _options)
@@ -101,6 +108,8 @@ def read(surface: Surface, body: bytes) -> InferenceRequest:
     if options is not None and not is_streaming:
         raise ClientError("stream_options is only allowed when stream is true", param="stream_options")
     tier = typed(fields, "service_tier", _tier)
+    if tier and tier not in _LANE_OF_TIER:
+        raise ClientError(f"service_tier must be one of {', '.join(_LANE_OF_TIER)}", param="service_tier")
     prompt = chat_prompt(fields) if surface is Surface.CHAT else completion_prompt(fields)
     num_choices = prompt.num_prompts * (typed(fields, "n", _count) or 1)
     return InferenceRequest(
@@ -113,8 +122,24 @@ def read(surface: Surface, body: bytes) -> InferenceRequest:
         wants_usage=bool(options and options.include_usage),
         num_choices=num_choices,
         max_output_tokens=_output_bound(fields, num_choices),
-        tier_lane=_TIERS.get(tier or ""),
+        tier_lane=_LANE_OF_TIER.get(tier or ""),
     )
+
+
+class _Asked(msgspec.Struct):
+    service_tier: Raw = Raw()
+
+
+_decode_asked = msgspec.json.Decoder(_Asked).decode
+
+
+def asked_lane(body: bytes) -> Lane | None:
+    """The lane that `service_tier` asks for, without reading anything else; None for what `read` will refuse."""
+    try:
+        tier = _decode_asked(body).service_tier
+        return _LANE_OF_TIER.get(_tier(tier) or "") if tier else None
+    except (msgspec.MsgspecError, RecursionError):
+        return None
 
 
 def _check_numbers(fields: dict[str, Raw]) -> None:

@@ -8,6 +8,8 @@ from pathlib import Path
 
 import uvicorn
 
+from engines.plain_http import PlainHttpProtocol
+
 LISTEN_BACKLOG = 4096
 LAST_WORDS_S = 0.5  # chosen: enough to write an error event to a client that reads
 UNREADY_BEFORE_CLOSE_S = 0.3  # chosen: a load balancer on this node sees the red readiness before connects fail
@@ -60,6 +62,7 @@ def control_plane(app: object) -> QuietServer:
     return QuietServer(
         uvicorn.Config(
             app,  # type: ignore[arg-type]  # an ASGI app
+            http=PlainHttpProtocol,
             loop="none",
             log_config=None,
             access_log=False,

@@ -89,13 +89,18 @@ class TelemetrySection(Section):
 
 
 class TimeoutSection(Section):
-    """Three different waits: to connect, for the first token, between tokens; and a total. Seconds."""
+    """Three different waits for an engine: to connect, for the first token, between tokens; and a total. Seconds.
+
+    `head_s`, `body_s`: how long a client may take to send its request's head, then its body.
+    """
 
     connect_s: Seconds = 2
     first_token_s: Seconds = 120
     idle_s: Seconds = 60
     total_s: Seconds = 3600
     keepalive_s: Seconds = 10
+    head_s: Seconds = 15
+    body_s: Seconds = 60
 
 
 class RetrySection(Section):
@@ -229,6 +234,8 @@ class ConfigFile(Section):
     def _names_are_unique(self) -> Self:
         _refuse_repeats("replicas", [replica.name for replica in self.replicas])
         _refuse_repeats("models", [name for model in self.models for name in (model.name, *model.aliases)])
+        served = {replica.model for replica in self.replicas} | {worker.model for worker in self.workers}
+        _refuse_repeats("served models and aliases", [*served, *(a for model in self.models for a in model.aliases)])
         return self
 
 

@@ -14,17 +14,25 @@ MAX_EVENT_BYTES = 8 * 1024 * 1024  # chosen: far above any chunk seen, far below
 class EventReader:
     """Reads one stream. Memory is bounded by `MAX_EVENT_BYTES` and the size of one read."""
 
-    __slots__ = ("_after_cr", "_at_start", "_pending")
+    __slots__ = ("_after_cr", "_at_start", "_bom", "_num_pending", "_pieces")
 
     def __init__(self) -> None:
-        self._pending = b""
+        self._pieces: list[bytes] = []  # of the event that is not complete; joined once, when it is
+        self._num_pending = 0  # bytes in them
+        self._bom = b""  # what may be the beginning of a byte-order mark
         self._after_cr = False
         self._at_start = True
 
     def feed(self, data: bytes) -> list[bytes]:
         """Payloads of the events that `data` completes. Raises `ReplicaError` (PROTOCOL) for an endless event."""
-        if self._pending or self._after_cr or self._at_start or b"\r" in data:
-            data = self._joined(data)
+        if self._after_cr or self._at_start or b"\r" in data:
+            data = self._normal(data)
+        if self._pieces:
+            if b"\n\n" not in data and not (data.startswith(b"\n") and self._pieces[-1].endswith(b"\n")):
+                self._keep(data)
+                return []
+            data = b"".join([*self._pieces, data])
+            self._pieces, self._num_pending = [], 0
         elif data.startswith(b"data: ") and data.find(b"\n") == len(data) - 2 and data.endswith(b"\n\n"):
             return [data[6:-2]]  # one whole event in one read: the common case at token rate
         if not data.endswith(b"\n\n"):
@@ -35,26 +43,29 @@ class EventReader:
 
     def left_open(self) -> bytes | None:
         """The payload of an event that the end of the stream left without its closing blank line."""
-        return _payload(self._pending.rstrip(b"\n"))
+        return _payload(b"".join(self._pieces).rstrip(b"\n"))
 
-    def _joined(self, data: bytes) -> bytes:
+    def _normal(self, data: bytes) -> bytes:
+        """With LF as the only line end and without a byte-order mark."""
         is_rest_of_crlf = self._after_cr and data.startswith(b"\n")
         self._after_cr = data.endswith(b"\r") if data else self._after_cr
         data = data[1:] if is_rest_of_crlf else data
-        data = self._pending + data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
-        self._pending = b""
+        data = data.replace(b"\r\n", b"\n").replace(b"\r", b"\n")
         if self._at_start:
+            data = self._bom + data
             if len(data) < len(_BOM) and _BOM.startswith(data):
-                self._pending = data
+                self._bom = data
                 return b""
             self._at_start = False
             data = data.removeprefix(_BOM)
         return data
 
     def _keep(self, rest: bytes) -> None:
-        if len(rest) > MAX_EVENT_BYTES:
+        self._num_pending += len(rest)
+        if self._num_pending > MAX_EVENT_BYTES:
             raise ReplicaError(Fault.PROTOCOL, f"an event of the engine's stream passed {MAX_EVENT_BYTES} bytes")
-        self._pending = rest or self._pending
+        if rest:
+            self._pieces.append(rest)
 
 
 def _payload(block: bytes) -> bytes | None:

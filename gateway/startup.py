@@ -93,8 +93,7 @@ def _announce(launch: Launch, readiness: Readiness) -> None:
         sys.stdout.write(f"{readiness.line()}\n")
         sys.stdout.flush()
     if sys.stderr.isatty():
-        sys.stderr.write(readiness.greeting(len(launch.workers)))
-        sys.stderr.flush()
+        logs.write_lines(readiness.greeting(len(launch.workers)).encode())
 
 
 class _Stopped(BaseException):
@@ -114,6 +113,7 @@ def _stoppable() -> Iterator[None]:
     try:
         for number in STOP_SIGNALS:
             signal.signal(number, stop)
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # until the supervisor answers it
         yield
     finally:
         for number in STOP_SIGNALS:

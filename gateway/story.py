@@ -12,6 +12,8 @@ from policies.lane import Lane
 from policies.tenant import Principal
 from routing.decision import RouteDecision
 
+_MAX_WORD = 128  # characters of what others wrote that go into a record
+
 
 @dataclass(slots=True)
 class Story:
@@ -51,15 +53,15 @@ class Story:
             client_request_id=self.client_request_id,
             started_at=self.started_at,
             surface=self.surface,
-            model=self.model,
-            requested_model=self.request.model if self.request else "",
+            model=self.model[:_MAX_WORD],
+            requested_model=self.request.model[:_MAX_WORD] if self.request else "",
             organization=tenant.organization_id if tenant else "",
             project=tenant.project_id if tenant else "",
             key=self.principal.key_id if self.principal else "",
             lane=self.lane.value if self.lane else "",
             outcome=self.outcome.value,
             status=self.problem.status if self.problem else 200,
-            reason=self.problem.code if self.problem else None,
+            reason=_cut(self.problem.code) if self.problem else None,
             is_streaming=bool(self.request and self.request.is_streaming),
             attempts=self.attempts,
             replica=self.decision.chosen if self.decision else None,
@@ -76,3 +78,8 @@ class Story:
             predicted_hit_tokens=self.decision.hit_tokens if self.decision else None,
             gateway_s=self.sent_at - self.arrived_at - (self.queued_s or 0.0) if self.sent_at is not None else None,
         )
+
+
+def _cut(word: str | None) -> str | None:
+    """An engine chooses the code of its own refusal."""
+    return None if word is None else word[:_MAX_WORD]

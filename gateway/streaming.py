@@ -46,6 +46,8 @@ class StreamRelay(Relay):
         self._usage_event: bytes | None = None
 
     def _take(self, data: bytes) -> None:
+        if self._is_done:
+            return
         for payload in self._events.feed(data):
             self._take_event(payload)
 
@@ -96,13 +98,19 @@ class StreamRelay(Relay):
         return b"" if signs.usage_only else rest
 
     def on_flush(self) -> None:
-        """One write a read: what has come since the last one."""
+        """One write a read: what has come since the last one. The end marker is the end, whatever the body does."""
+        if self._is_done:
+            self._end_early()
+            return
         if not self._out or self._ended.done():
             return
         events = self._held + self._out if self._held else self._out
         self._held, self._out = [], []
         self._answer.has_content = True
         self._answer.write(events[0] if len(events) == 1 else b"".join(events))
+
+    def _has_all(self) -> bool:
+        return self._is_done
 
     def _complete(self) -> None:
         if self._events.left_open() == sse.DONE:

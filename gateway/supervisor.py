@@ -2,11 +2,12 @@
 
 It never touches a request. It tells the gateways which workers live, starts again what falls, and says once that all is
 ready. The first SIGTERM or SIGINT ends it kindly (gateways drain, then workers, then the admin plane); the second at
-once.
+once. SIGHUP ends nothing, unless it says that the terminal it runs in was closed.
 """
 
 import asyncio
 import contextlib
+import os
 import signal
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator
@@ -18,6 +19,7 @@ import msgspec
 
 from gateway.admin.app import create_admin_app
 from gateway.admin.control_client import ControlError
+from gateway.admin.operations import NO_RELOAD
 from gateway.admin_listener import serving
 from gateway.bootstrap import demo_key
 from gateway.children import Children
@@ -25,9 +27,11 @@ from gateway.launch_plan import Launch
 from gateway.ports import listen_on, reachable_url, reserve
 from gateway.ready import Readiness
 from gateway.stores import opened
+from observability import logs
 
 _SEEN_READY_S = 60  # from the last worker's readiness until the gateway has seen it
 _POLL_S = 0.05
+_STDERR = 2
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -43,6 +47,7 @@ class Supervisor:
         self._announce = announce
         self._stopping = asyncio.Event()
         self._force = asyncio.Event()
+        self._has_terminal = os.isatty(_STDERR)
         self._failed: asyncio.Future[str] = asyncio.get_running_loop().create_future()
 
     def stop(self) -> None:
@@ -50,6 +55,13 @@ class Supervisor:
         if self._stopping.is_set():
             self._force.set()
         self._stopping.set()
+
+    def hang_up(self) -> None:
+        """SIGHUP: a closed terminal ends it kindly; else it is the wish for a reload, which there is not yet."""
+        if self._has_terminal and not os.isatty(_STDERR):
+            self._stopping.set()
+            return
+        logs.get().warning("config.not_reloaded", reason=NO_RELOAD)
 
     async def run(self) -> None:
         """Run until told to stop. Raises `SupervisorError`, `PortUnusable`, `StoreError`, `HomeError`."""
@@ -113,10 +125,11 @@ class Supervisor:
         loop = asyncio.get_running_loop()
         for number in STOP_SIGNALS:
             loop.add_signal_handler(number, self.stop)
+        loop.add_signal_handler(signal.SIGHUP, self.hang_up)
         try:
             yield
         finally:
-            for number in STOP_SIGNALS:
+            for number in (*STOP_SIGNALS, signal.SIGHUP):
                 loop.remove_signal_handler(number)
                 signal.signal(number, signal.SIG_IGN)  # all is ended: one more Ctrl-C must not spoil the exit status
 

@@ -21,6 +21,12 @@ class NoTurn(Refused):
         )
 
 
+def nobody_serves() -> Refused:
+    """503 without `retry-after`: no replica or worker of the configuration has the model, so waiting is no use."""
+    absence = Absence.UNKNOWN_MODEL
+    return Refused(absence.value, code="no_replica_unknown_model", status=503, retry_after_s=None, outcome=Outcome.SHED)
+
+
 def queue_full(lane: Lane, depth: int, retry_after_s: float) -> Refused:
     """429: as many wait in the lane as may; `depth` counts the one that is refused."""
     message = f"the {lane.value} lane is full: {depth - 1} requests are waiting"

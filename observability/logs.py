@@ -1,19 +1,25 @@
 """JSON log lines on stderr: events with a constant dotted name and fields, and one line a request from its record.
 
 Processes log; pure packages do not. No prompt, completion, header or key at any level: secrets are cut out of the
-finished line, so it does not matter how a call was spelled.
+finished line, so it does not matter how a call was spelled. Nobody waits for the log: see `log_writer`.
 """
 
+import atexit
+import functools
 import logging
 import re
 import sys
-from typing import Any, BinaryIO
+from datetime import UTC, datetime
+from typing import Any, BinaryIO, TextIO
 
 import msgspec
 import structlog
 
+from observability.log_writer import LogWriter
 from observability.records import RequestRecord
 
+STDERR = 2
+AT_EXIT_S = 2.0  # chosen: how long a process that ends waits for a reader of its last lines
 _SECRET = re.compile(
     r"""(wl-[a-z0-9]{4})[a-z0-9_-]{8,}  # our own keys
     | (\bsk-)[a-z0-9_-]{8,}  # providers' keys
@@ -40,9 +46,10 @@ def configure(level: str, process: str) -> None:
             _redacted,
         ],
         wrapper_class=structlog.make_filtering_bound_logger(number),
-        logger_factory=structlog.WriteLoggerFactory(file=sys.stderr),
+        logger_factory=functools.partial(_Lines, sys.stderr),
         cache_logger_on_first_use=False,
     )
+    _process_log.lost_line = functools.partial(_lost_line, process)
     logging.basicConfig(level=max(number, logging.WARNING), handlers=[_Bridge()], force=True)
 
 
@@ -58,19 +65,67 @@ def record_line(record: RequestRecord) -> bytes:
 
 
 def write_records(records: list[RequestRecord], stream: BinaryIO | None = None) -> None:
-    """The lines of several requests in one write."""
-    target = stream if stream is not None else sys.stderr.buffer
+    """The lines of several requests in one write. `stream`: instead of the process's log, for tests."""
     lines = b"".join(map(record_line, records))
     lowered = lines.lower()
     if b"wl-" in lowered or b'"sk-' in lowered:  # a caller may give a key as a model or an id; the search costs 30 µs
         lines = redact(lines.decode()).encode()
-    target.write(lines)
-    target.flush()
+    if stream is not None:
+        stream.write(lines)
+    else:
+        write_lines(lines)
+
+
+def write_lines(lines: bytes) -> None:
+    """Whole lines on stderr, in the order of the calls. Never waits: what a reader leaves unread is dropped at last."""
+    _write(lines, sys.stderr)
+
+
+def write_sentence(sentence: str) -> None:
+    """A last word for a person on stderr, in its place among the log lines."""
+    write_lines(sentence.encode(errors="backslashreplace") + b"\n")
+
+
+@atexit.register
+def flush() -> None:
+    """Wait until the log is written, at most `AT_EXIT_S`."""
+    _process_log.flush(AT_EXIT_S)
 
 
 def redact(text: str) -> str:
     """The text without the secret part of any key in it."""
     return _SECRET.sub(lambda found: found.group(found.lastindex or 0) + "…", text)
+
+
+def _lost_line(process: str, number: int) -> bytes:
+    stamp = datetime.now(UTC).isoformat().replace("+00:00", "Z")
+    fields = {"level": "warning", "event": "log.lines_dropped", "number": number, "timestamp": stamp}
+    return msgspec.json.encode({**fields, "process": process}) + b"\n"
+
+
+_process_log = LogWriter(STDERR, functools.partial(_lost_line, "warmlane"))
+
+
+class _Lines:
+    """What structlog hands a finished line to: every level is the same here."""
+
+    def __init__(self, stream: TextIO | None, *_names: Any) -> None:
+        self._stream = stream
+
+    def msg(self, line: str) -> None:
+        _write(line.encode(errors="backslashreplace") + b"\n", self._stream)
+
+    log = debug = info = warn = warning = error = critical = fatal = failure = err = exception = msg
+
+
+def _write(lines: bytes, stream: TextIO | None) -> None:
+    if stream is None:  # the process was started without one
+        return
+    if stream is sys.__stderr__:
+        _process_log.write(lines)
+    else:  # replaced, so it is in memory and keeps nobody waiting
+        stream.write(lines.decode(errors="replace"))
+        stream.flush()
 
 
 def _named(process: str) -> structlog.typing.Processor:

@@ -27,7 +27,8 @@ class FairSettings:
     """Raises `ValueError` where a number makes no sense. Every number was chosen unless it says otherwise.
 
     `quantum_tokens` (Q): how far, in weighted tokens at weight 1, a flow may be ahead of the least served and still be
-    chosen for its hit; 0 is strict fairness. `flows`: flows that may be chosen, the least served.
+    chosen for its hit; 0 is strict fairness. Measured, as K is: docs/design/003-fair-dispatch.md.
+    `flows`: flows that may be chosen, the least served.
     `skips` (K): how often a flow's first entry may be passed by flows that were served more. It takes about as many as
     there are replicas to wait for a seat on the warm one.
     `window` (W): entries of one flow that may be chosen, the first; so nobody is overtaken in its flow more than W - 1
@@ -40,7 +41,7 @@ class FairSettings:
     than the others.
     """
 
-    quantum_tokens: float = 16384.0
+    quantum_tokens: float = 4096.0
     flows: int = 8
     skips: int = 16
     window: int = 64

@@ -3,6 +3,7 @@
 from types import TracebackType
 from typing import Protocol, Self
 
+from cache_affinity.shadow import Insertion
 from policies.lane import Lane
 from routing.replica import Replica
 from routing.step_model import RowMark
@@ -27,13 +28,13 @@ class Lease:
     requests it held then, `unread_ahead`: their prompt tokens not read. `reading_s`: how long until its prompt is read,
     as predicted then. `probe`: the breaker's number for this attempt, 0 for an ordinary one. `given_mark`, `row_mark`:
     where the replica's rows stood when it was given and when it began to decode; None before, or if nobody watches.
-    `is_hidden`: interactive and standard requests do not feel it. The replica may leave the pool meanwhile; ending
+    `insertion`: its prompt's in the replica's shadow. `is_hidden`: interactive and standard requests do not feel it. The replica may leave the pool meanwhile; ending
     stays harmless.
     """
 
     __slots__ = (
-        "_owner", "begun_at", "breaker", "given_mark", "is_hidden", "is_over", "is_prefilled", "lane", "probe",
-        "reading_s", "replica", "row_mark", "rows_ahead", "tokens_ahead", "uncached_tokens", "unread_ahead",
+        "_owner", "begun_at", "breaker", "given_mark", "insertion", "is_hidden", "is_over", "is_prefilled", "lane",
+        "probe", "reading_s", "replica", "row_mark", "rows_ahead", "tokens_ahead", "uncached_tokens", "unread_ahead",
     )  # fmt: skip
 
     def __init__(
@@ -49,6 +50,7 @@ class Lease:
         self.rows_ahead = rows_ahead
         self.unread_ahead = unread_ahead
         self.reading_s = reading_s
+        self.insertion: Insertion | None = None
         self.given_mark: RowMark | None = None
         self.row_mark: RowMark | None = None
         self.probe = probe

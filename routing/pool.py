@@ -177,7 +177,7 @@ class ReplicaPool:
             replica.hidden_in_flight += 1
             replica.hidden_tokens += lease.uncached_tokens
             replica.hidden_work += lease.uncached_tokens + ROW_TOKENS
-        replica.shadow.insert(decision.key, now)
+        lease.insertion = replica.shadow.insert(decision.key, now)
         replica.steps.note_prompt(lease.uncached_tokens)
         self._num_leases += 1
         if self.watcher is not None:
@@ -211,6 +211,12 @@ class ReplicaPool:
     def report(self, lease: Lease, verdict: Verdict, now: float, *, retry_after_s: float | None = None) -> None:
         """Take in what the attempt says about its replica's health."""
         lease.breaker.report(verdict, now, probe=lease.probe, retry_after_s=retry_after_s)
+
+    def unlearn_prompt(self, lease: Lease) -> None:
+        """The replica never read the lease's prompt: what the lease alone made it believed to hold is dropped."""
+        if lease.insertion is not None:
+            lease.replica.shadow.withdraw(lease.insertion)
+            lease.insertion = None
 
     def learn_hit(self, lease: Lease, predicted_tokens: int, reported_tokens: int | None) -> None:
         """Compare a predicted hit with what the engine reported (None: nothing)."""

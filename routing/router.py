@@ -20,6 +20,8 @@ from routing.replica import Replica, ReplicaState
 from routing.ring import weight
 from routing.scorers import Candidate, score
 
+# The prompt was not read, so the replica does not hold it now.
+_UNREAD = frozenset({Fault.CLIENT, Fault.CONNECT, Fault.STALE, Fault.BACKPRESSURE})
 _ABSENCES = (  # the reason told when no replica is left, the most hopeful first
     (Rejection.ASIDE, Absence.BUSY),
     (Rejection.FAILING, Absence.FAILING),
@@ -112,6 +114,8 @@ class Router:
     def observe_failure(self, lease: Lease, fault: Fault, now: float, *, retry_after_s: float | None = None) -> None:
         """Learn from an attempt that failed; call before the lease ends. A client's own error counts as nothing."""
         self.pool.report(lease, VERDICTS[fault], now, retry_after_s=retry_after_s)
+        if fault in _UNREAD:
+            self.pool.unlearn_prompt(lease)
 
     def _decide(
         self, query: RouteQuery, replicas: list[Replica], filtered: tuple[tuple[str, Rejection], ...]

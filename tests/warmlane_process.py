@@ -126,7 +126,7 @@ def commands(home):
         path.write_text(config)
         clean = {name: value for name, value in os.environ.items() if not name.startswith("WARMLANE_")}
         process = subprocess.Popen(
-            [sys.executable, "-m", "gateway.cli", *words, "--config", str(path), "--port", "0", "--admin-port", "0"],
+            [sys.executable, "-m", "gateway", *words, "--config", str(path), "--port", "0", "--admin-port", "0"],
             stdout=subprocess.PIPE,
             stderr=stderr or subprocess.PIPE,
             text=True,

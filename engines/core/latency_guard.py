@@ -27,8 +27,8 @@ class LatencySettings:
     bulk lane may be left out, then one of its sequences gets the smallest share of a step in spite of the objective.
 
     NOTE: what is promised is a gap of 1.15 times that without bulk. One step may grow by less, since in longer steps
-    urgent sequences stay longer, hence are more. p95 of the gap grew up to 1.20 times at 1.15, 1.13 at 1.12 and 1.02 at
-    1.05; bulk then makes 1.0 to 1.4 times what the free time would give it (docs/design/006).
+    urgent sequences stay longer, hence are more. p95 of the gap grew up to 1.20 times at 1.15, 1.13 at 1.12 and 1.05 at
+    1.05; bulk then makes 0.96 to 1.4 times what the free time would give it (docs/design/006).
     """
 
     itl_p95_s: float | None = None

@@ -9,7 +9,6 @@ import asyncio
 import contextlib
 import os
 import signal
-import sys
 from collections import deque
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -18,6 +17,7 @@ from typing import Any, Self
 from engines.launch.lines import LineSplitter
 from engines.launch.ready_line import ReadyLine, parse_ready_line
 from engines.launch.tether import tethered
+from observability import logs
 
 Echo = Callable[[bytes], None]
 
@@ -38,13 +38,8 @@ class StartFailed(Exception):
 
 
 def echo_to_stderr(line: bytes) -> None:
-    """Pass one line of a child on, untouched and in one write."""
-    stream = getattr(sys.stderr, "buffer", None)
-    if stream is None:
-        return
-    with contextlib.suppress(OSError, ValueError):  # a closed terminal must not end the supervision
-        stream.write(line + b"\n")
-        stream.flush()
+    """Pass one line of a child on, untouched; who does not read our stderr does not hold up the supervision."""
+    logs.write_lines(line + b"\n")
 
 
 class LocalProcess:

@@ -88,6 +88,7 @@ def worker(  # noqa: PLR0917  # typer passes options by name
     """Serve one model over OpenAI's API until SIGTERM or Ctrl-C, then finish what is open and end."""
     if die_with_parent_:
         die_with_parent(os.getppid())
+        signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the supervisor's affair, however it was sent
     options = EngineOptions(
         engine=engine,
         path=path,
@@ -146,7 +147,7 @@ def _serve(options: EngineOptions, settings: WorkerSettings, place: _Place) -> N
             loaded = load_engine(options)
             run(loaded, settings, listener, lambda: _announce(listener, settings, loaded))
     except CannotStart as error:
-        typer.echo(f"warmlane worker: {error}", err=True)
+        logs.write_sentence(f"warmlane worker: {error}")
         raise typer.Exit(1) from None
 
 

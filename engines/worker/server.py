@@ -15,6 +15,7 @@ from typing import Any
 import uvicorn
 import uvloop
 
+from engines.plain_http import PlainHttpProtocol
 from engines.worker.app import build_app
 from engines.worker.loaded import CannotStart, LoadedEngine
 from engines.worker.service import Service
@@ -121,7 +122,7 @@ class _Server(uvicorn.Server):
 def _config(service: Service) -> uvicorn.Config:
     return uvicorn.Config(
         build_app(service),
-        http="httptools",
+        http=PlainHttpProtocol,
         ws="none",
         lifespan="off",
         interface="asgi3",

@@ -5,24 +5,19 @@ Mount them with `mount(app)`. Exit code 0 on success, 1 on failure with one sent
 
 import re
 import time
-from pathlib import Path
 from typing import Annotated, Any
-from urllib.parse import quote
 
 import typer
 
-from gateway.admin.connection import AdminClient, CommandFailed, find_connection
+from gateway.admin.limit_commands import limits
+from gateway.admin.names import ORGANIZATION, PROJECT, find_id
+from gateway.admin.options import AsJson, Token, Url, connected, segment
 from gateway.admin.output import one_sentence, write_item, write_json, write_table
 from policies.lane import Lane
-
-Url = Annotated[str | None, typer.Option("--url", help="The admin plane, such as http://127.0.0.1:8081.")]
-Token = Annotated[str | None, typer.Option("--token", help="The admin token; better given as WARMLANE_ADMIN_TOKEN.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Write JSON for scripts.")]
 
 org = typer.Typer(help="Organisations: who pays for projects.", no_args_is_help=True)
 project = typer.Typer(help="Projects: what a limit, a key and a cache belong to.", no_args_is_help=True)
 key = typer.Typer(help="Keys: what a client sends.", no_args_is_help=True)
-limits = typer.Typer(help="Limits of an organisation or a project.", no_args_is_help=True)
 replica = typer.Typer(help="Replicas: the engines behind the gateway.", no_args_is_help=True)
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -39,14 +34,6 @@ def mount(app: typer.Typer) -> None:
     app.command("receipt", epilog="Example: warmlane receipt req_0123456789abcdef")(receipt)
 
 
-def _client(url: str | None, token: str | None) -> AdminClient:
-    return AdminClient(find_connection(url, token))
-
-
-def _segment(value: str) -> str:
-    return quote(value, safe="").replace(".", "%2E")
-
-
 def _write(item: Any, *, as_json: bool) -> None:
     write_json(item) if as_json else write_item(item)
 
@@ -60,7 +47,7 @@ def create_organization(
     as_json: AsJson = False,
 ) -> None:
     """Create an organisation."""
-    with _client(url, token) as client:
+    with connected(url, token) as client:
         _write(client.ask("POST", "/organizations", body={"name": name}), as_json=as_json)
 
 
@@ -68,49 +55,53 @@ def create_organization(
 @one_sentence
 def list_organizations(url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
     """List organisations."""
-    with _client(url, token) as client:
+    with connected(url, token) as client:
         items = client.list_all("/organizations")
     if as_json:
         return write_json({"data": items})
     return write_table(items, ("id", "name", "created_at"), empty="there are no organisations")
 
 
-@project.command("create", epilog="Example: warmlane project create --org org_0123 --name chat")
+@project.command("create", epilog="Example: warmlane project create --org Research --name chat")
 @one_sentence
 def create_project(
-    organization: Annotated[str, typer.Option("--org", help="The id of its organisation.")],
+    organization: Annotated[str, typer.Option("--org", help="The name or id of its organisation.")],
     name: Annotated[str, typer.Option("--name", help="What people call it.")],
     url: Url = None,
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
     """Create a project."""
-    with _client(url, token) as client:
-        made = client.ask("POST", "/projects", body={"name": name, "organization_id": organization})
+    with connected(url, token) as client:
+        body = {"name": name, "organization_id": find_id(client, ORGANIZATION, organization)}
+        made = client.ask("POST", "/projects", body=body)
         _write(made, as_json=as_json)
 
 
-@project.command("list", epilog="Example: warmlane project list --org org_0123")
+@project.command("list", epilog="Example: warmlane project list --org Research")
 @one_sentence
 def list_projects(
-    organization: Annotated[str | None, typer.Option("--org", help="Only those of this organisation.")] = None,
+    organization: Annotated[
+        str | None, typer.Option("--org", help="Only those of this organisation, a name or id.")
+    ] = None,
     url: Url = None,
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
     """List projects."""
-    with _client(url, token) as client:
-        items = client.list_all("/projects", {"organization_id": organization} if organization else None)
+    with connected(url, token) as client:
+        within = {"organization_id": find_id(client, ORGANIZATION, organization)} if organization is not None else None
+        items = client.list_all("/projects", within)
     if as_json:
         return write_json({"data": items})
     return write_table(items, ("id", "name", "organization_id", "created_at"), empty="there are no projects")
 
 
-@key.command("create", epilog="Example: warmlane key create --project proj_0123 --name laptop --expires-in 30d")
+@key.command("create", epilog="Example: warmlane key create --project demo --name laptop --expires-in 30d")
 @one_sentence
 def create_key(
     *,
-    project_id: Annotated[str, typer.Option("--project", help="The id of its project.")],
+    project_given: Annotated[str, typer.Option("--project", help="The name or id of its project.")],
     name: Annotated[str, typer.Option("--name", help="What people call it.")],
     max_lane: Annotated[Lane | None, typer.Option("--max-lane", help="The highest lane it may use.")] = None,
     default_lane: Annotated[Lane | None, typer.Option("--default-lane", help="Its lane if a call names none.")] = None,
@@ -120,28 +111,32 @@ def create_key(
     as_json: AsJson = False,
 ) -> None:
     """Create a key. Its secret is shown this once."""
-    body: dict[str, Any] = {"name": name, "project_id": project_id}
+    body: dict[str, Any] = {"name": name}
     if max_lane is not None:
         body["max_lane"] = max_lane.value
     if default_lane is not None:
         body["default_lane"] = default_lane.value
     if expires_in is not None:
         body["expires_at"] = int(time.time()) + _seconds(expires_in, "--expires-in")
-    with _client(url, token) as client:
+    with connected(url, token) as client:
+        body["project_id"] = find_id(client, PROJECT, project_given)
         _write(client.ask("POST", "/keys", body=body), as_json=as_json)
 
 
-@key.command("list", epilog="Example: warmlane key list --project proj_0123")
+@key.command("list", epilog="Example: warmlane key list --project demo")
 @one_sentence
 def list_keys(
-    project_id: Annotated[str | None, typer.Option("--project", help="Only those of this project.")] = None,
+    project_given: Annotated[
+        str | None, typer.Option("--project", help="Only those of this project, a name or id.")
+    ] = None,
     url: Url = None,
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
     """List keys, revoked ones too."""
-    with _client(url, token) as client:
-        items = client.list_all("/keys", {"project_id": project_id} if project_id else None)
+    with connected(url, token) as client:
+        within = {"project_id": find_id(client, PROJECT, project_given)} if project_given is not None else None
+        items = client.list_all("/keys", within)
     if as_json:
         return write_json({"data": items})
     return write_table(items, _KEY_COLUMNS, empty="there are no keys")
@@ -156,8 +151,8 @@ def revoke_key(
     as_json: AsJson = False,
 ) -> None:
     """Revoke a key at once."""
-    with _client(url, token) as client:
-        _write(client.ask("DELETE", f"/keys/{_segment(key_id)}"), as_json=as_json)
+    with connected(url, token) as client:
+        _write(client.ask("DELETE", f"/keys/{segment(key_id)}"), as_json=as_json)
 
 
 @key.command("rotate", epilog="Example: warmlane key rotate key_0123 --overlap 1h")
@@ -172,49 +167,15 @@ def rotate_key(
 ) -> None:
     """Give a key a new secret, shown this once."""
     body = {"overlap_s": _seconds(overlap, "--overlap")}
-    with _client(url, token) as client:
-        _write(client.ask("POST", f"/keys/{_segment(key_id)}/rotate", body=body), as_json=as_json)
-
-
-@limits.command("get", epilog="Example: warmlane limits get proj_0123")
-@one_sentence
-def get_limits(
-    of: Annotated[str, typer.Argument(help="The id of an organisation (org_…) or a project (proj_…).")],
-    url: Url = None,
-    token: Token = None,
-    as_json: AsJson = False,
-) -> None:
-    """Show a limits document; what is not in it is inherited."""
-    with _client(url, token) as client:
-        document = client.ask("GET", _limits_path(of))
-    if document or as_json:
-        return _write(document, as_json=as_json)
-    return typer.echo("nothing is set: all is inherited")
-
-
-@limits.command("set", epilog="""Example: warmlane limits set proj_0123 '{"rpm": 60, "concurrency": {"bulk": 4}}'""")
-@one_sentence
-def set_limits(
-    *,
-    of: Annotated[str, typer.Argument(help="The id of an organisation (org_…) or a project (proj_…).")],
-    document: Annotated[str | None, typer.Argument(help="The whole new document, JSON.")] = None,
-    file: Annotated[Path | None, typer.Option("--file", help="Read the document from a file.")] = None,
-    url: Url = None,
-    token: Token = None,
-    as_json: AsJson = False,
-) -> None:
-    """Replace a limits document."""
-    if (document is None) == (file is None):
-        raise typer.BadParameter("give the document as an argument or with --file, one of them")
-    with _client(url, token) as client:
-        _write(client.ask("PUT", _limits_path(of), body=_document(document, file)), as_json=as_json)
+    with connected(url, token) as client:
+        _write(client.ask("POST", f"/keys/{segment(key_id)}/rotate", body=body), as_json=as_json)
 
 
 @replica.command("list", epilog="Example: warmlane replica list")
 @one_sentence
 def list_replicas(url: Url = None, token: Token = None, as_json: AsJson = False) -> None:
     """List replicas and their state."""
-    with _client(url, token) as client:
+    with connected(url, token) as client:
         answer = client.ask("GET", "/replicas")
     if as_json:
         return write_json(answer)
@@ -232,8 +193,8 @@ def drain_replica(
     as_json: AsJson = False,
 ) -> None:
     """Send a replica no new work; what it has goes on."""
-    with _client(url, token) as client:
-        _write(client.ask("POST", f"/replicas/{_segment(name)}/drain"), as_json=as_json)
+    with connected(url, token) as client:
+        _write(client.ask("POST", f"/replicas/{segment(name)}/drain"), as_json=as_json)
 
 
 @replica.command("resume", epilog="Example: warmlane replica resume worker-1")
@@ -245,8 +206,8 @@ def resume_replica(
     as_json: AsJson = False,
 ) -> None:
     """Send a drained replica work again."""
-    with _client(url, token) as client:
-        _write(client.ask("POST", f"/replicas/{_segment(name)}/resume"), as_json=as_json)
+    with connected(url, token) as client:
+        _write(client.ask("POST", f"/replicas/{segment(name)}/resume"), as_json=as_json)
 
 
 @one_sentence
@@ -257,8 +218,8 @@ def receipt(
     as_json: AsJson = False,
 ) -> None:
     """Show why a request went where it went."""
-    with _client(url, token) as client:
-        found = client.ask("GET", f"/requests/{_segment(request_id)}/receipt")
+    with connected(url, token) as client:
+        found = client.ask("GET", f"/requests/{segment(request_id)}/receipt")
     if as_json:
         return write_json(found)
     candidates = found.pop("candidates", [])
@@ -266,22 +227,6 @@ def receipt(
     typer.echo()
     columns = ("replica", "score_ms", "hit_tokens", "terms_ms", "filtered")
     return write_table(candidates, columns, empty="there were no candidates")
-
-
-def _limits_path(of: str) -> str:
-    for prefix, kind in (("org_", "organizations"), ("proj_", "projects")):
-        if of.startswith(prefix):
-            return f"/{kind}/{_segment(of)}/limits"
-    raise typer.BadParameter("give the id of an organisation (org_…) or a project (proj_…)")
-
-
-def _document(text: str | None, file: Path | None) -> bytes:
-    if file is None:
-        return (text or "").encode()
-    try:
-        return file.read_bytes()
-    except OSError as error:
-        raise CommandFailed(f"cannot read {file}: {error.strerror}") from error
 
 
 def _seconds(duration: str, option: str) -> int:

@@ -73,7 +73,7 @@ def _demo(path: Path) -> _Demo | None:
         return msgspec.json.decode(path.read_bytes(), type=_Demo)
     except OSError:
         return None
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CommandFailed(f"{path} cannot be read: {error}") from error
 
 

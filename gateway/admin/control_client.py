@@ -26,11 +26,19 @@ class ControlError(Exception):
 class GatewayControl:
     """All gateway processes of this node, asked over their control sockets.
 
-    `sockets`: called at every question, because gateway processes come and go.
+    `sockets`: called at every question, because gateway processes come and go. `on_drain`: called with a replica's
+    name and whether it is drained from now on, once a gateway that knows it has done so.
     """
 
-    def __init__(self, sockets: Callable[[], Sequence[Path]], *, timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(
+        self,
+        sockets: Callable[[], Sequence[Path]],
+        *,
+        on_drain: Callable[[str, bool], None] = lambda _name, _is_drained: None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
         self._sockets = sockets
+        self._on_drain = on_drain
         self._timeout_s = timeout_s
         # There is no TLS on a Unix socket, and httpx would read all root certificates anew at every question.
         self._no_tls = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
@@ -68,11 +76,11 @@ class GatewayControl:
 
     async def drain(self, name: str) -> bytes | None:
         """Stop sending new work to a replica; its state as JSON, None if there is none of this name."""
-        return await self._first("POST", f"/replicas/{_segment(name)}/drain")
+        return await self._order(name, "drain", is_drained=True)
 
     async def resume(self, name: str) -> bytes | None:
         """Send work to a drained replica again; its state as JSON, None if there is none of this name."""
-        return await self._first("POST", f"/replicas/{_segment(name)}/resume")
+        return await self._order(name, "resume", is_drained=False)
 
     async def explain(self, body: bytes) -> tuple[int, bytes]:
         """The decision that one gateway would make for a request now, without making it: (status, JSON)."""
@@ -91,6 +99,12 @@ class GatewayControl:
     async def set_fleet(self, fleet: bytes) -> None:
         """Tell every gateway which replicas exist (JSON). Raises `ControlError`."""
         await self._successes("PUT", "/fleet", fleet)
+
+    async def _order(self, name: str, order: str, *, is_drained: bool) -> bytes | None:
+        answer = await self._first("POST", f"/replicas/{_segment(name)}/{order}")
+        if answer is not None:
+            self._on_drain(name, is_drained)
+        return answer
 
     async def _first(self, method: str, path: str) -> bytes | None:
         """The first success; None if every gateway answers 404."""

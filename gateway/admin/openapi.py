@@ -55,7 +55,10 @@ def _operation(endpoint: Endpoint, schema_of: dict[str, Any]) -> dict[str, Any]:
         "operationId": endpoint.respond.__name__,
         "parameters": [*_path_parameters(endpoint), *_query_parameters(endpoint)],
         "responses": {
-            str(endpoint.status): {"description": "Done", "content": content},
+            str(endpoint.status): {
+                "description": "Done" if endpoint.status < 400 else "Not in this version",
+                "content": content,
+            },
             **{status: {"description": text, **error} for status, text in _ERRORS.items()},
         },
     }

@@ -9,8 +9,10 @@ from starlette.responses import Response
 
 from gateway.admin.control_client import GatewayControl
 from gateway.admin.endpoints import Endpoint, read_bounded, reply
+from gateway.admin.wire import ErrorBody
 from gateway.errors import ClientError
 
+NO_RELOAD = "this version reads its configuration at start only; end it kindly (SIGTERM) and start it again"
 REDACTED = "***"
 _SECRET_NAME = re.compile(r"(^|_)(secret|token|password|api_key|key|authorization|credentials?)$", re.IGNORECASE)
 _USER_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
@@ -66,6 +68,10 @@ class Operations:
         """GET /config."""
         return reply(redacted(self._config()))
 
+    async def reload_config(self, _: Request) -> Response:
+        """POST /config/reload."""
+        raise ClientError(NO_RELOAD, status=501, code="not_implemented")
+
     async def metrics(self, _: Request) -> Response:
         """GET /metrics."""
         return Response(await self._control.metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
@@ -88,6 +94,14 @@ class Operations:
             Endpoint("GET", "/queue", "Read what waits in the lanes", self.queue),
             Endpoint("GET", "/statistics", "Read what is in flight; all zero when quiescent", self.statistics),
             Endpoint("GET", "/config", "Read the settings in force, secrets left out", self.config),
+            Endpoint(
+                "POST",
+                "/config/reload",
+                "Read the configuration again: not in this version, 501",
+                self.reload_config,
+                status=501,
+                answer=ErrorBody,
+            ),
         )
 
 

@@ -27,6 +27,9 @@ def one_sentence(command: Callable[P, None]) -> Callable[P, None]:
         except CommandFailed as failed:
             typer.echo(f"warmlane: {failed}", err=True)
             raise typer.Exit(1) from failed
+        except UnicodeEncodeError as error:  # an argument in another encoding came as half characters
+            typer.echo(f"warmlane: {error.object[:100]!r} is not text in UTF-8", err=True)
+            raise typer.Exit(1) from error
 
     return run
 

@@ -1,38 +1,45 @@
-"""Who gets which seat, in virtual time: the router, pool and queue of live traffic, driven by events.
+"""The gateway's side of a run: live traffic's own queue, caps, router and pool, driven by events in place of asyncio.
 
-`LaneOrder` is the order of `gateway.admission` today. A turn's story is the lifecycle's: lease, first content, settle
-(what the engine reported teaches router and queue), lease ended, and whoever waits is looked at again.
+Who gets which seat, `ModelQueue` says, here as there. A turn's story is the lifecycle's: first content, settle (what
+the engine reported teaches router and queue), turn ended, and whoever waits is looked at again. Nobody is shed.
 """
 
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Protocol
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
+from gateway.model_queue import MarketRules, ModelQueue
+from gateway.simulation.prompts import key_of
+from gateway.simulation.service import ServiceLog
 from gateway.simulation.workload import SimulatedRequest
+from gateway.turn import NO_CAPS, Absent, Turn, Waiting
+from policies.caps import CapLimits, Caps
+from policies.entry import Entry
+from policies.fair_queue import FairQueue
+from policies.fair_settings import FairSettings
 from policies.lane import Lane
-from routing.decision import RouteDecision
-from routing.lease import Lease
+from policies.output_estimate import OutputEstimates
+from policies.saturation import Saturation, SaturationSettings
 from routing.query import RouteQuery
 from routing.router import Router
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Waiting:
-    """A request in the gateway's queue."""
+@dataclass(frozen=True, slots=True)
+class TenantRule:
+    """What a tenant is worth, and what it may hold by lane."""
 
-    request: SimulatedRequest
-    query: RouteQuery
-    since: float
+    weight: float = 1.0
+    caps: Mapping[Lane, CapLimits] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Turn:
-    """The right to one attempt: a seat on the replica the decision chose, from `at` on."""
+_USUAL = TenantRule()
 
-    waiting: Waiting
-    decision: RouteDecision
-    lease: Lease
-    at: float
+
+@dataclass(frozen=True, slots=True)
+class GatewaySettings:
+    """The queue's numbers, and the tenants' rules by name; others have weight 1 and no caps."""
+
+    fair: FairSettings = field(default_factory=FairSettings)
+    tenants: Mapping[str, TenantRule] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,78 +60,41 @@ class Usage:
     ttft_s: float | None
 
 
-class TurnOrder(Protocol):
-    """The queue before the replicas: who is next, and where."""
-
-    def __len__(self) -> int:
-        """Requests waiting."""
-        ...
-
-    def push(self, waiting: Waiting, now: float) -> bool:
-        """Let a request wait; False if its queue is full."""
-        ...
-
-    def leave(self, waiting: Waiting, now: float) -> None:
-        """Its client has left; harmless if it does not wait (any more)."""
-        ...
-
-    def turns(self, now: float) -> Iterator[Turn]:
-        """The turns that can be given now, each with its lease already taken."""
-        ...
-
-    def settle(self, turn: Turn, served: Served, now: float) -> None:
-        """A turn is over. Its lease is still open, and ended before anybody is asked for turns again."""
-        ...
-
-
-class LaneOrder:
-    """Lanes strictly in order, first come first served in each; the head of a lane waits for its seat."""
-
-    def __init__(self, router: Router, bounds: dict[Lane, int] | None = None) -> None:
-        self._router = router
-        self._bounds = bounds or {}
-        self._lanes: dict[Lane, dict[int, Waiting]] = {lane: {} for lane in sorted(Lane, key=lambda lane: lane.rank)}
-
-    def __len__(self) -> int:
-        return sum(map(len, self._lanes.values()))
-
-    def push(self, waiting: Waiting, now: float) -> bool:  # noqa: ARG002 - others order by time
-        """Let a request wait; False if its lane is full."""
-        lane = self._lanes[waiting.request.lane]
-        if len(lane) >= self._bounds.get(waiting.request.lane, 1 << 30):
-            return False
-        lane[id(waiting)] = waiting
-        return True
-
-    def leave(self, waiting: Waiting, now: float) -> None:  # noqa: ARG002 - others count it
-        """Its client has left."""
-        self._lanes[waiting.request.lane].pop(id(waiting), None)
-
-    def turns(self, now: float) -> Iterator[Turn]:
-        """Turns until the head of every lane has no seat."""
-        for lane in self._lanes.values():
-            while lane:
-                waiting = next(iter(lane.values()))
-                turn = lease_of(self._router, waiting, now)
-                if turn is None:
-                    break
-                del lane[id(waiting)]
-                yield turn
-
-    def settle(self, turn: Turn, served: Served, now: float) -> None:
-        """Nothing to learn here."""
-
-
 class Dispatch:
-    """Queue, router and pool together, as the simulation drives them."""
+    """One model's queue over one router. `service`: what every flow was charged, and when."""
 
-    def __init__(self, router: Router, order: TurnOrder) -> None:
+    def __init__(self, model: str, router: Router, settings: GatewaySettings | None = None) -> None:
+        self.settings = settings or GatewaySettings()
         self.router = router
-        self.order = order
+        fair = FairQueue(self.settings.fair)
+        self.caps = Caps(on_give_back=fair.wake_flow)
+        saturation = Saturation(SaturationSettings())
+        self.queue = ModelQueue(model, router, self.caps, queue=fair, saturation=saturation, rules=MarketRules())
+        self.service = ServiceLog()
+        self._outputs = OutputEstimates()
+
+    def enter(self, request: SimulatedRequest, ticket: object, now: float) -> Entry | None:
+        """Let a request wait; None if its lane is full. `ticket`: what the caller wants to find in its turn."""
+        rule = self.settings.tenants.get(request.tenant, _USUAL)
+        key = key_of(request.prompt, self.queue.model, request.tenant)
+        query = RouteQuery(self.queue.model, key, request.lane, request.tenant, request.answer.num_tokens)
+        waiting = Waiting(query, rule.caps.get(request.lane, NO_CAPS), ticket=ticket)
+        expected = self._outputs.expected(request.tenant, request.lane)
+        entry = Entry(request.tenant, request.lane, waiting, weight=rule.weight, output_tokens=expected)
+        return entry if self.queue.enter(entry, now) is None else None
+
+    def leave(self, entry: Entry, now: float) -> None:
+        """Its client has left; harmless if it does not wait (any more)."""
+        self.queue.leave(entry, now)
 
     def turns(self, now: float) -> list[Turn]:
         """All turns that can be given now."""
-        return list(self.order.turns(now)) if len(self.order) else []
+        turns: list[Turn] = []
+        for turn in self.queue.turns(now):
+            assert not isinstance(turn, Absent), f"no replica will ever serve {turn}"
+            self.service.opened(turn.picked, now)
+            turns.append(turn)
+        return turns
 
     def first_token(self, turn: Turn) -> None:
         """The prompt is read."""
@@ -136,19 +106,14 @@ class Dispatch:
             turn.decision, turn.lease, now=now, prompt_tokens=usage.prompt_tokens, cached_tokens=usage.cached_tokens,
             ttft_s=usage.ttft_s,
         )  # fmt: skip
-        self.order.settle(turn, Served(usage.prompt_tokens - usage.cached_tokens, usage.output_tokens), now)
-        turn.lease.end()
+        self._outputs.observe(turn.entry.tenant, turn.entry.lane, usage.output_tokens)
+        self._end(turn, Served(usage.prompt_tokens - usage.cached_tokens, usage.output_tokens), now)
 
     def abandoned(self, turn: Turn, served: Served, now: float) -> None:
         """Its client has left: the work is charged and nothing else learned."""
-        self.order.settle(turn, served, now)
-        turn.lease.end()
+        self._end(turn, served, now)
 
-
-def lease_of(router: Router, waiting: Waiting, now: float) -> Turn | None:
-    """Route and lease as one step; None if there is no seat for it now."""
-    decision = router.route(waiting.query, now)
-    if not isinstance(decision, RouteDecision):
-        return None
-    lease = router.pool.lease(decision, now)
-    return Turn(waiting, decision, lease, now) if lease is not None else None
+    def _end(self, turn: Turn, served: Served, now: float) -> None:
+        turn.cost = self.settings.fair.cost(served.uncached_tokens, served.output_tokens)
+        self.service.ended(turn.picked, turn.cost, now)
+        self.queue.end(turn, now)

@@ -2,25 +2,28 @@
 
 from dataclasses import dataclass
 
-from gateway.simulation.dispatch import Served, Turn, Usage, Waiting
+from gateway.simulation.dispatch import Served, Usage
 from gateway.simulation.measure import Group, Window
 from gateway.simulation.workload import SimulatedRequest
+from gateway.turn import Turn
+from policies.entry import Entry
 
 
 @dataclass(slots=True, eq=False)
 class Flight:
     """`source`: number of the source it came from. Times in virtual seconds, as the gateway sees them.
 
-    `groups`: where it is counted. `counts`: whether its arrival lies in the window. `entered_at`: when the step ended
-    that was being computed as it reached its replica.
+    `groups`: where it is counted. `counts`: whether its arrival lies in the window. `sent_at`: when it got its turn.
+    `entered_at`: when the step ended that was being computed as it reached its replica.
     """
 
     request: SimulatedRequest
     source: int
-    waiting: Waiting
     groups: tuple[Group, ...]
     counts: bool
+    entry: Entry | None = None
     turn: Turn | None = None
+    sent_at: float = 0.0
     entered_at: float = 0.0
     first_at: float | None = None
     last_at: float = 0.0
@@ -54,7 +57,7 @@ class Flight:
             for group in self.groups:
                 group.num_finished += 1
                 group.e2e_s.append(now - self.request.arrival_s)
-        ttft_s = self.first_at - self.turn.at if self.first_at is not None else None
+        ttft_s = self.first_at - self.sent_at if self.first_at is not None else None
         return Usage(self.request.prompt_tokens, self.cached_tokens, self.num_output, ttft_s)
 
     def served_so_far(self) -> Served:
@@ -68,8 +71,8 @@ class Flight:
     def _count_first(self, group: Group, now: float) -> None:
         assert self.turn is not None, "only who has a turn gets tokens"
         group.ttft_s.append(now - self.request.arrival_s)
-        group.queue_s.append(self.turn.at - self.request.arrival_s)
-        group.entry_s.append(self.entered_at - self.turn.at)
+        group.queue_s.append(self.sent_at - self.request.arrival_s)
+        group.entry_s.append(self.entered_at - self.sent_at)
         group.read_s.append(now - self.entered_at)
         group.prompt_tokens += self.request.prompt_tokens
         group.hit_tokens += self.cached_tokens

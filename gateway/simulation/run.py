@@ -3,22 +3,22 @@
 The same seeds give the same result to the last digit: nothing here reads a clock, and no set is iterated.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from cache_affinity.ratio import TokenRatios
 from engines.adapters.warmlane import WarmlaneAdapter
-from gateway.simulation.dispatch import Dispatch, LaneOrder, TurnOrder
+from gateway.simulation.dispatch import Dispatch, GatewaySettings
 from gateway.simulation.measure import Result, Window
 from gateway.simulation.replica import EngineSettings, SimulatedReplica
-from gateway.simulation.simulation import MODEL, Simulation
+from gateway.simulation.simulation import Simulation
 from gateway.simulation.workload import Source
 from policies.lane import Lane
 from routing.pool import PoolSettings, ReplicaPool
 from routing.replica import ReplicaSpec, ReplicaState
 from routing.router import Router
 
-OrderFactory = Callable[[Router], TurnOrder]
+MODEL = "simulated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,19 +65,16 @@ class RunSettings:
 
 
 def simulate(
-    fleet: FleetSettings, run: RunSettings, sources: Sequence[Source], order: OrderFactory = LaneOrder
+    fleet: FleetSettings, run: RunSettings, sources: Sequence[Source], gateway: GatewaySettings | None = None
 ) -> Result:
-    """Run the sources' requests through gateway rules and a fleet of workers; sources are used up.
-
-    `order`: makes the queue before the replicas.
-    """
-    simulation = build(fleet, run, sources, order)
+    """Run the sources' requests through gateway rules and a fleet of workers; sources are used up."""
+    simulation = build(fleet, run, sources, gateway)
     simulation.run_until(run.duration_s)
     return simulation.result()
 
 
 def build(
-    fleet: FleetSettings, run: RunSettings, sources: Sequence[Source], order: OrderFactory = LaneOrder
+    fleet: FleetSettings, run: RunSettings, sources: Sequence[Source], gateway: GatewaySettings | None = None
 ) -> Simulation:
     """The run before it starts."""
     window = Window(run.warm_up_s, run.duration_s - run.tail_s)
@@ -86,7 +83,7 @@ def build(
         for number in range(fleet.num_replicas)
     )
     router = Router(_pool(fleet), TokenRatios())
-    return Simulation(replicas, Dispatch(router, order(router)), sources, window, hop_s=run.hop_s)
+    return Simulation(replicas, Dispatch(MODEL, router, gateway), sources, window, hop_s=run.hop_s)
 
 
 def _pool(fleet: FleetSettings) -> ReplicaPool:

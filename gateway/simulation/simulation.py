@@ -8,17 +8,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from engines.fake import FinishReason, SequenceDelta
-from gateway.simulation.dispatch import Dispatch, Waiting
+from gateway.simulation.dispatch import Dispatch
 from gateway.simulation.events import Timeline
 from gateway.simulation.flight import Flight
 from gateway.simulation.measure import Groups, Occupancy, ReplicaResult, Result, Window
-from gateway.simulation.prompts import key_of
 from gateway.simulation.replica import SimulatedReplica
 from gateway.simulation.workload import SimulatedRequest, Source
 from policies.lane import Lane
-from routing.query import RouteQuery
-
-MODEL = "simulated"
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +92,7 @@ class Simulation:
         self._flights: dict[str, Flight] = {}
 
     def __repr__(self) -> str:
-        return f"<Simulation {self._timeline!r} flights={len(self._flights)} waiting={len(self.dispatch.order)}>"
+        return f"<Simulation {self._timeline!r} flights={len(self._flights)} waiting={len(self.dispatch.queue)}>"
 
     @property
     def num_in_flight(self) -> int:
@@ -150,12 +146,10 @@ class Simulation:
             self._timeline.add(request.arrival_s, _Arrival(request, source, is_scheduled=True))
 
     def _arrive(self, request: SimulatedRequest, source: int, now: float) -> None:
-        key = key_of(request.prompt, MODEL, request.tenant)
-        query = RouteQuery(MODEL, key, request.lane, request.tenant, request.answer.num_tokens)
-        waiting = Waiting(request, query, now)
         counts = self._window.holds(request.arrival_s)
-        flight = Flight(request, source, waiting, self._groups.of(request), counts)
-        is_taken = self.dispatch.order.push(waiting, now)
+        flight = Flight(request, source, self._groups.of(request), counts)
+        flight.entry = self.dispatch.enter(request, flight, now)
+        is_taken = flight.entry is not None
         for group in flight.groups:
             group.num_arrived += counts
             group.num_refused += counts and not is_taken
@@ -168,8 +162,8 @@ class Simulation:
 
     def _give_turns(self, now: float) -> None:
         for turn in self.dispatch.turns(now):
-            flight = self._flights[turn.waiting.request.id]
-            flight.turn = turn
+            flight: Flight = turn.entry.request.ticket
+            flight.turn, flight.sent_at = turn, now
             member = self._members[turn.decision.chosen]
             member.occupancy.enter(flight.request.lane, now)
             self._timeline.add(now + self._hop_s, _Sent(flight))
@@ -236,7 +230,8 @@ class Simulation:
         for group in flight.groups:
             group.num_left += flight.counts
         if flight.turn is None:
-            self.dispatch.order.leave(flight.waiting, now)
+            assert flight.entry is not None, "who was refused cannot leave"
+            self.dispatch.leave(flight.entry, now)
         else:
             self.dispatch.abandoned(flight.turn, flight.served_so_far(), now)
             self._timeline.add(now + self._hop_s, _Aborted(flight))

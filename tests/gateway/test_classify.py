@@ -51,7 +51,7 @@ def test_the_header_wins_then_the_tier_then_the_key(header, tier, lane):
     """A caller's label is a wish."""
     headers = [] if header is None else [(b"x-warmlane-lane", header)]
     fields = {} if tier is None else {"service_tier": tier}
-    assert classify(incoming(*headers), request(**fields), principal()) is lane
+    assert classify(incoming(*headers), request(**fields).tier_lane, principal()) is lane
 
 
 @pytest.mark.parametrize("asked", list(Lane))
@@ -60,10 +60,10 @@ def test_a_lane_above_the_keys_own_is_forbidden(asked, highest):
     """403, and the record says so."""
     call = incoming((b"x-warmlane-lane", asked.value.encode()))
     if asked.rank >= highest.rank:
-        assert classify(call, request(), principal(max_lane=highest)) is asked
+        assert classify(call, None, principal(max_lane=highest)) is asked
         return
     with pytest.raises(ClientError) as caught:
-        classify(call, request(), principal(max_lane=highest))
+        classify(call, None, principal(max_lane=highest))
     problem = caught.value.problem
     assert (problem.status, problem.code, problem.outcome) == (403, "lane_not_allowed", Outcome.FORBIDDEN)
 
@@ -71,14 +71,14 @@ def test_a_lane_above_the_keys_own_is_forbidden(asked, highest):
 def test_a_tier_above_the_keys_lane_is_forbidden_too():
     """The body is no way round the header's rule."""
     with pytest.raises(ClientError):
-        classify(incoming(), request(service_tier="priority"), principal(max_lane=Lane.BULK))
+        classify(incoming(), request(service_tier="priority").tier_lane, principal(max_lane=Lane.BULK))
 
 
 @pytest.mark.parametrize("value", [b"", b"fast", b"interactive,bulk", b"\xff", b"0"])
 def test_an_unknown_lane_is_a_client_error(value):
     """With the header's name."""
     with pytest.raises(ClientError) as caught:
-        classify(incoming((b"x-warmlane-lane", value)), request(), principal())
+        classify(incoming((b"x-warmlane-lane", value)), None, principal())
     assert caught.value.problem.param == "x-warmlane-lane"
 
 
@@ -149,7 +149,7 @@ def test_any_header_value_is_read_or_a_client_error(value):
     kept = client_request_id(call)
     assert kept is None or kept.isprintable()
     assert read_traceparent(call) is None
-    for reading in (lambda: read_deadline(call), lambda: classify(call, request(), principal())):
+    for reading in (lambda: read_deadline(call), lambda: classify(call, None, principal())):
         try:
             reading()
         except ClientError:

@@ -15,7 +15,7 @@ from gateway.cli import app
 from gateway.ports import listen_on
 from gateway.settings import load
 
-COMMAND = [sys.executable, "-m", "gateway.cli"]
+COMMAND = [sys.executable, "-m", "gateway"]
 
 
 def run(*words, env=None, timeout=60):

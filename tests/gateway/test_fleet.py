@@ -218,6 +218,19 @@ async def test_an_announcement_does_not_undo_an_operators_drain():
     assert watched.states() == {"w1": "draining", "w2": "ready"}
 
 
+async def test_an_announcement_that_tells_of_drains_is_right_about_them():
+    """After a restart of this gateway or of the worker, for configured replicas and until the operator resumes."""
+    watched = Watched({"name": "r1", "url": "http://127.0.0.1:9"}, {"name": "r2", "url": "http://127.0.0.1:9"})
+    both = [worker("w1"), worker("w2")]
+    watched.fleet.announce(Announcement(both, draining=["gone", "r1", "w1"]))
+    assert watched.states() == {"r1": "draining", "r2": "joining", "w1": "draining", "w2": "ready"}
+    watched.fleet.announce(Announcement([both[1]], draining=["r1", "w1"]))
+    watched.fleet.announce(Announcement([worker("w1", generation=1), both[1]], draining=["r1", "w1"]))
+    assert watched.states() == {"r1": "draining", "r2": "joining", "w1": "draining", "w2": "ready"}
+    watched.fleet.announce(Announcement([worker("w1", generation=1), both[1]], draining=[]))
+    assert watched.states() == {"r1": "ready", "r2": "joining", "w1": "ready", "w2": "ready"}
+
+
 async def test_an_announcement_does_not_bring_back_what_stopped_answering():
     """A worker that hangs is alive for the supervisor; it must answer here first."""
     watched = Watched()

@@ -25,6 +25,7 @@ class Gateway:
 
     def __init__(self, refusals=0):
         self.told = []
+        self.draining = []
         self.refusals = refusals
 
     async def send(self, document):
@@ -34,6 +35,7 @@ class Gateway:
             self.refusals -= 1
             raise ControlError("not yet")
         self.told.append(json.loads(document)["replicas"])
+        self.draining.append(json.loads(document)["draining"])
 
 
 def started(number, generation=1):
@@ -108,6 +110,27 @@ async def test_a_restarted_gateway_is_told_again():
         publisher.gateway_started()
         await publisher.until_current(frozenset({"worker-1"}))
     assert len(gateway.told) > count
+
+
+async def test_a_drain_outlives_the_gateway_and_the_worker():
+    """It is the operator's wish; a resume ends it. Names of other machines' replicas are kept too."""
+    gateway = Gateway()
+    async with running(gateway) as publisher:
+        publisher.gateway_started()
+        publisher.worker_started(started(1))
+        publisher.drained("worker-1")
+        publisher.drained("configured")
+        publisher.gateway_lost()
+        publisher.worker_lost("worker-1")
+        publisher.gateway_started()
+        publisher.worker_started(started(1, generation=2))
+        await publisher.until_current(frozenset({"worker-1"}))
+        assert gateway.draining[-1] == ["configured", "worker-1"]
+        publisher.resumed("worker-1")
+        await publisher.until_current(frozenset({"worker-1"}))
+        publisher.resumed("worker-1")
+        assert publisher.is_current
+    assert gateway.draining[-1] == ["configured"]
 
 
 async def test_an_order_that_does_not_arrive_is_repeated(monkeypatch):

@@ -7,10 +7,13 @@ import pty
 import signal
 import socket
 import stat
+import subprocess
 import sys
 import time
 from contextlib import contextmanager
+from pathlib import Path
 
+import httpx
 import psutil
 import pytest
 
@@ -241,3 +244,98 @@ def test_a_terminal_gets_a_greeting_with_a_first_request(warmlane):
     finally:
         os.close(ours)
         os.close(theirs)
+
+
+def test_a_closed_terminal_ends_it_kindly(warmlane):
+    """Nobody could stop it with Ctrl-C any more."""
+    ours, theirs = pty.openpty()
+    try:
+        up = warmlane("up", stderr=theirs)
+        up.until_ready()
+    finally:
+        os.close(theirs)
+        os.close(ours)
+    assert up.end(signal.SIGHUP) == 0
+
+
+def test_sighup_ends_nothing_and_says_why_nothing_happens(warmlane):
+    """Habit of people who change a configuration; open streams must live on."""
+    up = warmlane("up")
+    up.until_ready()
+    with stalled_stream(up):
+        for process in (up.process, *up.children()):
+            process.send_signal(signal.SIGHUP)
+        up.until_logged('"event":"config.not_reloaded"')
+        assert "reads its configuration at start only" in up.stderr
+        assert up.admin("/statistics")["in_flight"]["requests"] == 1
+    assert up.chat().status_code == 200
+    up.until_replicas(READY_BOTH)
+    assert up.end() == 0
+
+
+def test_a_log_that_nobody_reads_holds_up_no_request(warmlane):
+    """A stuck log shipper, or Ctrl-S in the terminal; much more is logged than all the pipes hold."""
+    reading, writing = os.pipe()
+    try:
+        up = warmlane("up", stderr=writing, config=FAKE + '[telemetry]\nlog_level = "debug"\n')
+        fields = up.until_ready()
+        body = {"model": "fake-model", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
+        headers = {"authorization": f"Bearer {fields['key']}"}
+        with httpx.Client(base_url=fields["url"], headers=headers, timeout=PATIENCE_S) as client:
+            asked = {client.post("/chat/completions", json=body).status_code for _ in range(1500)}
+        assert asked == {200}
+        assert up.admin("/statistics")["in_flight"]["requests"] == 0
+        assert up.end(signal.SIGTERM) == 0
+    finally:
+        os.close(reading)
+        os.close(writing)
+
+
+REPLICA = """
+[[replicas]]
+name = "far"
+model = "far-model"
+engine = "openai"
+url = "http://127.0.0.1:9"
+"""
+
+
+def test_a_drain_outlives_the_gateway_and_the_worker(warmlane):
+    """Maintenance must not end because a process fell."""
+    up = warmlane("up", config=FAKE + REPLICA)
+    up.until_ready()
+    for name in ("worker-1", "far"):
+        up.admin(f"/replicas/{name}/drain", "POST")
+
+    def states():
+        return {one["name"]: (one["state"], one["generation"]) for one in up.admin("/replicas")["data"]}
+
+    up.child("gateway.process").kill()
+    up.until_replicas([("far", "draining", 0), ("worker-1", "draining", 1), ("worker-2", "ready", 1)])
+    next(child for child in up.children() if "engines.worker" in " ".join(child.cmdline())).kill()
+    up.until_logged('"generation":2')
+    up.until_logged('"event":"worker.started"')
+    up.remember_children()
+    deadline = time.monotonic() + PATIENCE_S
+    while len(states()) < 3:
+        assert time.monotonic() < deadline, states()
+    assert states()["worker-1"][0] == states()["far"][0] == "draining"
+    for name in ("worker-1", "far"):
+        up.admin(f"/replicas/{name}/resume", "POST")
+    assert states()["worker-1"][0] == "ready"
+    assert up.end() == 0
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_while_the_libraries_load_ends_it_with_exit_0(tmp_path, number):
+    """The first second of `warmlane up`; what is slow to load stands in for what loads in no time here."""
+    (tmp_path / "typer.py").write_text("import sys, time\nsys.stderr.write('loading\\n')\ntime.sleep(60)\n")
+    with subprocess.Popen(
+        [sys.executable, "-m", "gateway", "up", "--home", str(tmp_path / "home")],
+        stderr=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(Path.cwd())])},
+    ) as process:
+        assert process.stderr.readline() == b"loading\n"
+        process.send_signal(number)
+        assert process.wait(PATIENCE_S) == 0
+        assert process.stderr.read() == b""

@@ -56,7 +56,7 @@ def test_a_prompt_alone_takes_the_whole_step():
 
 def test_bulk_rows_go_in_while_the_objective_holds():
     """(10 + 8) ms alone may become 20.16 ms: two more rows."""
-    step = budget()
+    step = budget(bulk_growth=1.12)
     tokens = granted(step, *(decoding(slot) for slot in range(8)), *(decoding(slot, BULK) for slot in range(8, 14)))
     assert tokens == [1] * 10 + [0] * 4
     outlook = step.outlook(num_seated_bulk=6)

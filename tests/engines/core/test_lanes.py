@@ -16,7 +16,7 @@ from tests.engines.core.driven import Driven, words
 
 LONG = SamplingParams(temperature=0, max_tokens=100)
 DEAR_ROWS = StepCost(base_s=0.010, per_row_s=0.005, per_prefill_token_s=0.001)  # no bulk row is within the objective
-CHEAP_ROWS = StepCost(base_s=0.010, per_row_s=0.001, per_prefill_token_s=0.0001)
+CHEAP_ROWS = StepCost(base_s=0.010, per_row_s=0.0005, per_prefill_token_s=0.00004)  # one or two are
 PATIENT = LatencySettings(bulk_patience_s=1e9)
 LANES = {"interactive": Lane.INTERACTIVE, "standard": Lane.STANDARD, "bulk": Lane.BULK}
 

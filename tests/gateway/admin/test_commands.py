@@ -3,7 +3,9 @@
 import asyncio
 import json
 import re
+import shlex
 import socket
+from pathlib import Path
 
 import pytest
 import structlog
@@ -102,6 +104,48 @@ async def test_limits_are_set_and_read_by_either_level(made, warmlane, project, 
     assert await made("limits", "set", project["organization_id"], "--file", str(file)) == {"rpm": None}
 
 
+async def test_limits_are_set_by_name(made, project):
+    """`--project` and `--org` take what people call them."""
+    assert await made("limits", "set", "--project", "chat", '{"rpm": 6}') == {"rpm": 6}
+    assert await made("limits", "get", "--project", project["id"]) == {"rpm": 6}
+    assert await made("limits", "set", "--org", "acme", '{"rpm": 7}') == {"rpm": 7}
+    assert await made("limits", "get", project["organization_id"]) == {"rpm": 7}
+
+
+async def test_a_project_and_an_organisation_are_found_by_name(made, project):
+    """Everywhere one is asked for."""
+    second = await made("project", "create", "--org", "acme", "--name", "second")
+    assert second["organization_id"] == project["organization_id"]
+    key = await made("key", "create", "--project", "second", "--name", "laptop")
+    assert key["project_id"] == second["id"]
+    assert [one["id"] for one in (await made("key", "list", "--project", "second"))["data"]] == [key["id"]]
+    assert (await made("key", "list", "--project", "chat"))["data"] == []
+    assert len((await made("project", "list", "--org", "acme"))["data"]) == 2
+
+
+async def test_a_name_that_several_have_is_refused_with_their_ids(made, warmlane, project):
+    """A key must not land in another's project. An id wins over a name that reads like it."""
+    twin = await made("project", "create", "--org", "acme", "--name", "chat")
+    result = await warmlane("key", "create", "--project", "chat", "--name", "x")
+    assert result.exit_code == 1
+    assert project["id"] in result.stderr
+    assert twin["id"] in result.stderr
+    await made("project", "create", "--org", "acme", "--name", twin["id"])
+    assert (await made("key", "create", "--project", twin["id"], "--name", "x"))["project_id"] == twin["id"]
+
+
+async def test_the_commands_of_the_readme_work(made, warmlane):
+    """As they stand there, for the demo project of the first start."""
+    await made("org", "create", "--name", "demo")
+    await made("project", "create", "--org", "demo", "--name", "demo")
+    readme = (Path(__file__).parents[3] / "README.md").read_text()
+    lines = re.findall(r"`\.venv/bin/warmlane ((?:org|project|key|limits) [^`]*)`", readme)
+    assert {line.split()[0] for line in lines} >= {"key", "limits"}
+    for line in lines:
+        result = await warmlane(*shlex.split(line))
+        assert result.exit_code == 0, (line, result.output)
+
+
 async def test_replicas_are_listed_drained_and_resumed(made):
     """What an operator does before an upgrade."""
     assert (await made("replica", "list"))["data"][0]["name"] == "worker-0"
@@ -143,6 +187,10 @@ async def test_an_empty_list_says_so(warmlane, words):
         (("limits", "set", "proj_none", '{"rpm": NaN}'), "(rpm)"),
         (("limits", "set", "proj_none", "{"), "not a limits document"),
         (("limits", "set", "proj_none", "--file", "/nowhere"), "cannot read /nowhere"),
+        (("key", "create", "--project", "none", "--name", "x"), "no project with the name or id 'none'"),
+        (("project", "create", "--org", "none", "--name", "x"), "no organisation with the name or id 'none'"),
+        (("org", "create", "--name", "\udcff"), r"'\udcff' is not text in UTF-8"),
+        (("receipt", "\udcff"), r"'\udcff' is not text in UTF-8"),
         (("receipt", "req_none"), "no gateway knows the request 'req_none'"),
         (("replica", "drain", "none"), "no gateway knows the replica 'none'"),
         (("org", "list", "--token", "wrong"), "give the admin token"),
@@ -167,7 +215,12 @@ async def test_a_failure_is_one_sentence_and_exit_1(warmlane, words, sentence):
         ("key", "create", "--project", "p", "--name", "x", "--expires-in", "soon"),
         ("key", "rotate", "key_1", "--overlap", "-1"),
         ("limits", "get", "key_1"),
+        ("limits", "get"),
+        ("limits", "get", "--project", "p", "--org", "o"),
+        ("limits", "get", "proj_1", "--org", "o"),
         ("limits", "set", "proj_1"),
+        ("limits", "set", "--project", "p"),
+        ("limits", "set", "--project", "p", "proj_1", "{}"),
         ("limits", "set", "proj_1", "{}", "--file", "x"),
         ("org", "rename"),
         ("receipt",),

@@ -57,6 +57,15 @@ async def test_explaining_a_route_passes_the_body_and_the_status_on(admin, gatew
     assert gateway.asked[-1] == ("POST", "/routes/explain", b'{"model":"m"}')
 
 
+async def test_a_reload_of_the_configuration_is_refused_with_a_sentence(admin):
+    """It is in the contract and not in this version: not a route that does not exist."""
+    answer = await admin.post("/admin/v1/config/reload")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (501, "not_implemented")
+    assert "reads its configuration at start only" in answer.json()["error"]["message"]
+    document = (await admin.get("/admin/v1/openapi.json")).json()
+    assert "501" in document["paths"]["/admin/v1/config/reload"]["post"]["responses"]
+
+
 async def test_metrics_are_prometheus_text(admin, gateway):
     """A scraper reads them with the admin token."""
     gateway.will("GET", "/metrics", "# TYPE a counter\na_total 1.0\n")

@@ -21,7 +21,7 @@ def engine(*, max_seqs=4, max_step_tokens=256, kv_tokens=4096, num_slots=None, *
 
 def fleet(num_replicas=1, seats=4, reserved=0, speeds=(), **settings):
     """A fleet of such workers. `reserved`: seats kept for interactive."""
-    return FleetSettings(num_replicas, engine(**settings), seats, {Lane.INTERACTIVE: reserved}, speeds)
+    return FleetSettings(num_replicas, engine(**settings), seats, {Lane.INTERACTIVE: reserved}, speeds=speeds)
 
 
 def until(duration_s, **settings):

@@ -1,10 +1,12 @@
-"""Isolation and fairness in virtual time, small: the promises that seats, lane rule and queue make together."""
+"""Isolation in virtual time, small: the promises that seats, lane rule and queue make together."""
 
 from dataclasses import replace
+from io import StringIO
 
-import pytest
+from rich.console import Console
 
-from tests.benchmarks.isolation_sim import PROFILES, code_fingerprint, isolation, locality, main, weights
+from tests.benchmarks.isolation_sim import isolation, main
+from tests.benchmarks.simulated import PROFILES, code_fingerprint, tables
 
 GPU = PROFILES["gpu"]
 # Four times the KV: with less, bulk evicts interactive's prefixes, which costs TTFT (docs/design/005-simulation.md).
@@ -21,21 +23,6 @@ def test_saturating_bulk_hardly_delays_interactive_and_gets_the_free_time():
     assert found["both"]["queue_s"]["p95"] == 0.0, "a seat kept for interactive is there at once"
 
 
-def test_the_gap_between_two_weights_is_bounded_by_the_quantum():
-    """Two quanta, and as much again for the requests in flight; what a short run makes of the ratio is its own affair."""
-    assert abs(weights(GPU, 1, 30.0)["gap"]) <= 2 * 8192 + 2 * GPU.seats * 1000
-
-
-def test_two_weights_share_service_by_their_ratio():
-    """With a quantum that is small against the service of the run."""
-    assert weights(GPU, 1, 30.0, quantum_tokens=512.0)["charged_ratio"] == pytest.approx(2.0, rel=0.05)
-
-
-def test_fairness_costs_few_hits():
-    """Against a queue that looks at hits alone."""
-    assert locality(GPU, 1, 15.0)["of_locality"] >= 0.95
-
-
 def test_the_command_writes_what_it_measured(tmp_path, capsys):
     """With the code it was measured on: rows of different rules must not be compared."""
     path = tmp_path / "found.json"
@@ -43,3 +30,20 @@ def test_the_command_writes_what_it_measured(tmp_path, capsys):
     assert main([*arguments, "--json", str(path)]) == 0
     assert code_fingerprint() in path.read_text()
     assert "isolation" in capsys.readouterr().out
+
+
+def test_tables_are_no_wider_than_a_terminal():
+    """With many numbers there are many tables, each with what tells the rows apart; no word or number is cut."""
+    names = [f"some_long_quantity_{letter}" for letter in "abcdefghij"]
+    labels = {"profile": "gpu", "replicas": 64, "settings": "standard, cap 1/2", "code": "0" * 12}
+    rows = [labels | dict.fromkeys(names, 1234.5678)]
+    console = Console(width=80, file=StringIO())
+    found = list(tables("isolation", rows))
+    for table in found:
+        console.print(table)
+    text = console.file.getvalue()
+    assert max(map(len, text.splitlines())) <= 80
+    assert text.count("profile") == text.count("gpu") == len(found) > 1
+    assert text.count("quantity") == text.count("1234.568") == len(names)
+    assert "…" not in text
+    assert all(line.rstrip()[-1] in "┓┃┩│┘n" for line in text.splitlines()), "a border closes every line but the titles"

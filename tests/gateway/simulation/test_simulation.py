@@ -1,40 +1,35 @@
 """A fleet in virtual time: what happens when, what is counted, and that everything held is given back."""
 
-from functools import partial
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.simulation.dispatch import LaneOrder
-from gateway.simulation.fair_order import FairOrder, TenantRule
+from gateway.simulation.dispatch import GatewaySettings, TenantRule
 from gateway.simulation.run import FleetSettings, RunSettings, build, simulate
 from gateway.simulation.workload import Flood, PoissonStream, Shape, Spread, Trace
 from policies.caps import CapLimits
+from policies.fair_settings import FairSettings, LaneRule
 from policies.lane import Lane
 from tests.gateway.simulation.kit import COST, ask, engine, fleet, until
 
-ORDERS = pytest.mark.parametrize("order", [LaneOrder, FairOrder])
 SHAPE = Shape(128, Spread(60, 0.6), Spread(12, 0.5), num_systems=2, mean_turns=3, num_open=6, max_prompt_tokens=600)
 
 
 def assert_quiescent(simulation):
     """Nothing waits, nothing is held, anywhere."""
     assert simulation.num_in_flight == 0
-    assert len(simulation.dispatch.order) == 0
-    assert simulation.dispatch.router.pool.statistics().num_leases == 0
+    dispatch = simulation.dispatch
+    assert (len(dispatch.queue), dispatch.queue.num_turns, dispatch.caps.num_holds) == (0, 0, 0)
+    assert dispatch.router.pool.statistics().num_leases == 0
     assert "flights=0" in repr(simulation)
-    order = simulation.dispatch.order
-    if isinstance(order, FairOrder):
-        assert order.caps.statistics()["holds"] == 0
-        lanes = order.queue.statistics().values()
-        assert all(lane["waiting"] == lane["in_flight"] == 0 for lane in lanes)
+    assert "open=0" in repr(dispatch.service)
+    lanes = dispatch.queue.queue.statistics().values()
+    assert all(lane["waiting"] == lane["in_flight"] == 0 for lane in lanes)
 
 
-@ORDERS
-def test_a_request_alone_takes_its_modelled_time(order):
+def test_a_request_alone_takes_its_modelled_time():
     """Two hops, a prompt step, and a row for each further token."""
-    found = simulate(fleet(), until(10.0, hop_s=0.5), [Trace([ask("a", at=1.0, answer=3)])], order)
+    found = simulate(fleet(), until(10.0, hop_s=0.5), [Trace([ask("a", at=1.0, answer=3)])])
     group = found.lanes[Lane.INTERACTIVE]
     assert group.ttft_s.p50 == pytest.approx(0.5 + COST.seconds(0, 64) + 0.5)
     assert group.itl_s.count == 2
@@ -62,8 +57,7 @@ def test_predicted_hits_are_real_hits():
     assert group.predicted_hit_tokens == pytest.approx(512, abs=16)
 
 
-@ORDERS
-def test_the_same_seeds_give_the_same_result(order):
+def test_the_same_seeds_give_the_same_result():
     """To the last digit: comparisons rest on it."""
 
     def once():
@@ -71,20 +65,19 @@ def test_the_same_seeds_give_the_same_result(order):
             PoissonStream("alder", Lane.INTERACTIVE, SHAPE, rate_per_s=6.0, seed=1),
             Flood("birch", Lane.BULK, SHAPE, depth=8, seed=2),
         ]
-        return simulate(fleet(2, seats=6, reserved=2), until(6.0, warm_up_s=1.0), sources, order)
+        return simulate(fleet(2, seats=6, reserved=2), until(6.0, warm_up_s=1.0), sources)
 
     assert once() == once()
 
 
-@ORDERS
-def test_seats_bound_what_is_in_flight_and_order_is_by_lane(order):
+def test_seats_bound_what_is_in_flight_and_order_is_by_lane():
     """One seat: interactive overtakes bulk that came before it."""
     requests = [
         ask("first", lane=Lane.BULK),
         ask("bulk", at=0.001, lane=Lane.BULK, prompt=((2, 64),)),
         ask("person", at=0.002, prompt=((3, 64),)),
     ]
-    found = simulate(fleet(seats=1), until(10.0), [Trace(requests)], order)
+    found = simulate(fleet(seats=1), until(10.0), [Trace(requests)])
     bulk, person = found.lanes[Lane.BULK], found.lanes[Lane.INTERACTIVE]
     assert person.num_finished == 1
     assert bulk.num_finished == 2
@@ -94,7 +87,8 @@ def test_seats_bound_what_is_in_flight_and_order_is_by_lane(order):
 def test_a_full_lane_refuses():
     """A refused request is counted and leaves nothing behind."""
     requests = [ask(str(number), at=number * 0.001) for number in range(4)]
-    simulation = build(fleet(seats=1), until(20.0), [Trace(requests)], partial(LaneOrder, bounds={Lane.INTERACTIVE: 1}))
+    lanes = {lane: LaneRule(bound=1) for lane in Lane}
+    simulation = build(fleet(seats=1), until(20.0), [Trace(requests)], GatewaySettings(FairSettings(lanes=lanes)))
     simulation.run_until(20.0)
     group = simulation.result().lanes[Lane.INTERACTIVE]
     assert (group.num_arrived, group.num_refused, group.num_finished) == (4, 2, 2)
@@ -104,10 +98,10 @@ def test_a_full_lane_refuses():
 def test_a_cap_holds_on_every_replica_and_lets_others_pass():
     """The capped tenant waits; the other does not wait behind it."""
     caps = {Lane.INTERACTIVE: CapLimits(per_replica=1)}
-    order = partial(FairOrder, tenants={"alder": TenantRule(caps=caps)})
+    gateway = GatewaySettings(tenants={"alder": TenantRule(caps=caps)})
     flood = [ask(f"a{number}", prompt=((number, 64),), answer=20) for number in range(6)]
     other = ask("b", at=0.01, tenant="birch", prompt=((99, 64),))
-    found = simulate(fleet(seats=4), until(20.0), [Trace([*flood, other])], order)
+    found = simulate(fleet(seats=4), until(20.0), [Trace([*flood, other])], gateway)
     assert found.tenants["birch", Lane.INTERACTIVE].queue_s.p99 == 0.0
     assert found.tenants["alder", Lane.INTERACTIVE].num_finished == 6
     one_by_one = COST.seconds(0, 64) + 19 * COST.seconds(1, 0)
@@ -123,9 +117,8 @@ def test_a_cap_holds_on_every_replica_and_lets_others_pass():
         ),
         max_size=16,
     ),
-    st.sampled_from([LaneOrder, FairOrder]),
 )  # fmt: skip
-def test_every_ending_gives_everything_back(requests, order):
+def test_every_ending_gives_everything_back(requests):
     """Finished, left in the queue, before the first token and in mid-stream: nothing stays held or counted twice."""
     asked = [
         ask(
@@ -139,7 +132,7 @@ def test_every_ending_gives_everything_back(requests, order):
         )
         for number, (at, lane, tenant, length, answer, patience) in enumerate(requests)
     ]
-    simulation = build(fleet(2, seats=2), until(1000.0, hop_s=0.003), [Trace(asked)], order)
+    simulation = build(fleet(2, seats=2), until(1000.0, hop_s=0.003), [Trace(asked)])
     simulation.run_until(1000.0)
     assert_quiescent(simulation)
     groups = simulation.result().lanes.values()
