@@ -11,6 +11,16 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from cache_affinity.prefix import PrefixKey
+from cache_affinity.ratio import DEFAULT_BYTES_PER_TOKEN
+
+MIN_NODES, MAX_NODES = 1024, 262_144  # borders in one replica's shadow; about 300 bytes of memory each
+_BYTES_PER_NODE = 64  # shorter messages than this, on average, hit the bound on borders first
+
+
+def bounds(kv_tokens: int) -> tuple[int, int]:
+    """(bytes, borders) that the predicted cache of a replica with `kv_tokens` of KV may hold."""
+    capacity_bytes = max(1, round(kv_tokens * DEFAULT_BYTES_PER_TOKEN))
+    return capacity_bytes, min(max(capacity_bytes // _BYTES_PER_NODE, MIN_NODES), MAX_NODES)
 
 
 @dataclass(frozen=True, slots=True)

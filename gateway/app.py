@@ -24,9 +24,10 @@ from gateway.auth import AuthFailure, Directory
 from gateway.body import Bodies
 from gateway.bulk_runs import BulkRuns
 from gateway.control import Control, gauges, statistics
+from gateway.edge import Edge
 from gateway.errors import BUG, Problem
 from gateway.fleet import Fleet
-from gateway.hot import Edge, hot_protocol
+from gateway.hot import hot_protocol
 from gateway.lifecycle import Lifecycle
 from gateway.models import ModelTable
 from gateway.parts import Parts

@@ -7,8 +7,8 @@ from typing import Any
 
 from engines.contract import Headers
 from gateway.body import Bodies, Body
+from gateway.edge import ABORT, IsKnown, Serve
 from gateway.errors import Problem
-from gateway.hot import ABORT, IsKnown, Serve
 from gateway.sink import Incoming, SinkWatcher
 
 Message = MutableMapping[str, Any]

@@ -13,10 +13,10 @@ from gateway import sse
 from gateway.admission import TurnHolder
 from gateway.answer import keep_alive
 from gateway.errors import Refused
-from gateway.fleet import ReplicaConnection
 from gateway.outcome import Outcome
 from gateway.parts import Call, Parts
 from gateway.relay import Preempted, Relay, Relayed, WholeRelay
+from gateway.replica_connection import ReplicaConnection
 from gateway.request import InferenceRequest
 from gateway.streaming import StreamRelay
 from gateway.turn import NO_CAPS, Turn, Waiting

@@ -67,7 +67,7 @@ class _Chunk(msgspec.Struct):
 
 
 class _Answer(msgspec.Struct):
-    choices: Annotated[list[Raw], Meta(min_length=1)] | None = None
+    choices: list[Raw] | None = None
     usage: Raw = Raw()
     error: Raw = Raw()
 

@@ -29,9 +29,23 @@ from policies.store import StoreError
 _FAILURES = (ConfigError, HomeError, ModelFetchError, PortUnusable, StoreError, SupervisorError)
 _STYLES = {Health.OK: "green", Health.NOTE: "yellow", Health.BROKEN: "bold red"}
 
+
+def _home_text(given: str) -> Path:
+    if not given:  # a script's empty variable; `Path("")` would be the current folder
+        raise typer.BadParameter("it is empty; give a folder")
+    return Path(given)
+
+
 Config = Annotated[Path | None, typer.Option("--config", help="The configuration, a TOML file.")]
 HomeFolder = Annotated[
-    Path | None, typer.Option("--home", envvar="WARMLANE_HOME", help="Models, keys and the store; default ./.warmlane.")
+    Path | None,
+    typer.Option(
+        "--home",
+        envvar="WARMLANE_HOME",
+        parser=_home_text,
+        metavar="PATH",
+        help="Models, keys and the store; default ./.warmlane.",
+    ),
 ]
 PortOption = Annotated[
     int | None,
@@ -89,15 +103,17 @@ def worker(context: typer.Context) -> NoReturn:
 
 @app.command(epilog="Example: warmlane doctor --config warmlane.toml")
 def doctor(
+    *,
     config: Config = None,
     home: HomeFolder = None,
     port: PortOption = None,
     admin_port: AdminPort = None,
+    model: Annotated[Path | None, typer.Option("--model", help="A GGUF file, as for `warmlane up --model`.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Write JSON for scripts.")] = False,
 ) -> None:
     """Say what this machine has, which engine fits it, what is missing, and whether the configuration is sound."""
     ports = {"port": port, "admin_port": admin_port}
-    findings = asyncio.run(examine(Home(home_path(home, os.environ)), config, ports))
+    findings = asyncio.run(examine(Home(home_path(home, os.environ)), config, ports, model))
     if as_json:
         rows = [{"check": one.check, "health": one.health.value, "detail": one.detail} for one in findings]
         typer.echo(json.dumps({"is_sound": _is_sound(findings), "findings": rows}, indent=2))

@@ -6,6 +6,7 @@ never loads it, and a library that crashes must not take the doctor with it.
 
 import hashlib
 import importlib.metadata
+import os
 import platform
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from engines.hardware import Hardware, best_engine, detect, threads_per_worker
 from engines.launch.demo_model import DEMO_MODEL_NAME, DEMO_PACKAGE
+from gateway.environment import overlooked
 from gateway.home import Home, HomeError
 from gateway.ports import PortUnusable, check_port
 from gateway.settings import ConfigError, Settings, WorkerSection, load
@@ -56,10 +58,16 @@ class Patient:
     home: Home
     settings: Settings
     config_error: str = ""
+    model: Path | None = None
 
 
-async def examine(home: Home, config: Path | None, ports: Mapping[str, int | None]) -> list[Finding]:
-    """Every finding, in the order of a start. `ports`: `port` and `admin_port` as given beside the configuration."""
+async def examine(
+    home: Home, config: Path | None, ports: Mapping[str, int | None], model: Path | None = None
+) -> list[Finding]:
+    """Every finding, in the order of a start. `ports`: `port` and `admin_port` as given beside the configuration.
+
+    `model`: the file of `--model`.
+    """
     error = ""
     try:
         settings = load(config)
@@ -67,7 +75,7 @@ async def examine(home: Home, config: Path | None, ports: Mapping[str, int | Non
         settings, error = Settings.model_construct(), str(problem)
     given = {name: port for name, port in ports.items() if port is not None}
     settings = settings.model_copy(update={"gateway": settings.gateway.model_copy(update=given)})
-    patient = Patient(detect(), home, settings, error)
+    patient = Patient(detect(), home, settings, error, model)
     return [
         *check_python(),
         *check_hardware(patient.hardware),
@@ -143,6 +151,8 @@ def check_config(patient: Patient) -> Iterator[Finding]:
     except (ConfigError, StoreError) as error:
         yield Finding("config", Health.BROKEN, str(error))
         return
+    for sentence in overlooked(patient.settings, os.environ):
+        yield Finding("environment", Health.NOTE, sentence)
     settings = patient.settings
     counts = f"{len(settings.workers)} [[workers]], {len(settings.replicas)} [[replicas]]"
     processes = settings.gateway.processes
@@ -151,7 +161,11 @@ def check_config(patient: Patient) -> Iterator[Finding]:
 
 def check_models(patient: Patient) -> Iterator[Finding]:
     """The model files of the workers that would be started, whether they are whole, and whether they fit."""
-    sections = wanted_workers(patient.settings, None, DEMO_MODEL_NAME)
+    try:
+        sections = wanted_workers(patient.settings, patient.model, DEMO_MODEL_NAME)
+    except ConfigError as error:
+        yield Finding("model", Health.BROKEN, str(error))
+        return
     count = sum(section.count for section in sections)
     if needs_demo_model(sections):
         yield _demo_model(patient.home.models / f"{DEMO_PACKAGE.name}.gguf")
@@ -170,13 +184,16 @@ def check_models(patient: Patient) -> Iterator[Finding]:
 def check_home(home: Home) -> Iterator[Finding]:
     """Whether the home folder can be used, and whether a Warmlane uses it now."""
     try:
-        home.create()
+        home.check()
     except HomeError as error:
         yield Finding("home", Health.BROKEN, str(error))
         return
     holder = home.holder()
     if holder is None:
-        yield Finding("home", Health.OK, f"{home.path} can be written")
+        is_there = home.path.exists()
+        yield Finding(
+            "home", Health.OK, f"{home.path} {'can be written' if is_there else 'is made at the first start'}"
+        )
     else:
         yield Finding("home", Health.NOTE, f"{home.path} is in use by the Warmlane that runs as process {holder}")
 
@@ -241,18 +258,28 @@ def _demo_model(path: Path) -> Finding:
 def _model_file(section: WorkerSection, memory_bytes: int) -> Finding:
     path = Path(section.path).expanduser()
     try:
-        with path.open("rb") as file:
-            magic = file.read(4)
-        size = path.stat().st_size
-    except OSError as error:
-        return Finding("model", Health.BROKEN, f"{section.model}: {path} cannot be read: {error.strerror}")
-    if magic != b"GGUF":
-        return Finding("model", Health.BROKEN, f"{section.model}: {path} is not a GGUF file")
+        wrong, size = _header_problem(path), path.stat().st_size
+    except (OSError, subprocess.TimeoutExpired) as error:
+        return Finding("model", Health.BROKEN, f"{section.model}: {path} cannot be read: {error}")
+    if wrong:
+        return Finding("model", Health.BROKEN, f"{section.model}: {wrong}")
     if size > memory_bytes:
         return Finding(
             "model", Health.BROKEN, f"{section.model}: {path} has {size / _GIB:.1f} GiB, more than the memory"
         )
     return Finding("model", Health.OK, f"{section.model}: {path} ({size / _GIB:.1f} GiB)")
+
+
+def _header_problem(path: Path) -> str:
+    """What the engine's own reader says against the file, empty for a whole one."""
+    done = subprocess.run(
+        [sys.executable, "-m", "engines.gguf.header", str(path)],
+        capture_output=True,
+        text=True,
+        timeout=_LIBRARY_TIMEOUT_S,
+        check=False,
+    )
+    return "" if done.returncode == 0 else (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
 
 
 def _ok(condition: bool) -> Health:

@@ -81,7 +81,7 @@ class HotExchange:
     def _begin(self, body: bytes) -> None:
         self.has_begun = True
         incoming = Incoming(self._path, self.headers, body, time.monotonic())
-        task = self._protocol.loop.create_task(self._protocol.serve(incoming, self))
+        task = self._protocol.loop.create_task(self._protocol.edge.serve(incoming, self))
         tasks = self._protocol.tasks
         tasks.add(task)
         task.add_done_callback(tasks.discard)

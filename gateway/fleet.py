@@ -8,14 +8,14 @@ import asyncio
 import os
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
-from typing import Annotated, Protocol
+from typing import Annotated
 
 import msgspec
 
 from engines.adapters import adapter_for
 from engines.contract import EngineAdapter, Fault, Headers, LoadReport, ReplicaError
 from engines.upstream import Upstream, UpstreamLimits
+from gateway.replica_connection import ReplicaConnection
 from gateway.settings import ConfigError, ReplicaSection, Settings
 from observability import logs
 from routing.health import Probe, ProbeHistory
@@ -50,55 +50,6 @@ class Announcement(msgspec.Struct, frozen=True):
 
     replicas: list[AnnouncedReplica]
     draining: list[str] | None = None
-
-
-class OpenRelay(Protocol):
-    """An attempt under way."""
-
-    @property
-    def heard_at(self) -> float | None:
-        """When the replica last sent something of its answer, None before it did."""
-        ...
-
-    def lose(self) -> None:
-        """The replica is lost: fail, unless content has gone to the client."""
-        ...
-
-
-@dataclass(slots=True)
-class ReplicaConnection:
-    """How to reach one replica and how to speak to it. `load`: what it last said of itself.
-
-    `probing`: connections for probes alone, which so neither wait behind requests nor count as requests.
-    `relays`: the attempts under way. `heard_at`: when one that has ended last got something.
-    """
-
-    adapter: EngineAdapter
-    upstream: Upstream
-    probing: Upstream
-    upstream_model: str
-    api_key: str | None
-    is_announced: bool
-    probes: ProbeHistory
-    load: LoadReport
-    relays: set[OpenRelay] = field(default_factory=set)
-    heard_at: float | None = None
-
-    @property
-    def last_heard_at(self) -> float | None:
-        """When any attempt last got something from the replica."""
-        found = [at for at in (self.heard_at, *(relay.heard_at for relay in self.relays)) if at is not None]
-        return max(found, default=None)
-
-    def ended(self, relay: OpenRelay) -> None:
-        """An attempt is over."""
-        self.heard_at = self.last_heard_at
-        self.relays.discard(relay)
-
-    def close(self) -> None:
-        """Drop the connections; what is in flight fails."""
-        self.upstream.close()
-        self.probing.close()
 
 
 class Fleet:

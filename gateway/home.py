@@ -70,6 +70,17 @@ class Home:
         if not os.access(self.path, os.W_OK | os.X_OK):
             raise HomeError(f"the home folder {self.path} cannot be written; choose another with --home")
 
+    def check(self) -> None:
+        """Raises `HomeError` where `create` would; makes nothing."""
+        if self.path.is_dir():
+            self.create()
+            return
+        if self.path.exists():
+            raise HomeError(f"the home folder {self.path} is a file; choose another with --home")
+        above = next(folder for folder in self.path.parents if folder.exists())
+        if not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
+            raise HomeError(f"the home folder {self.path} cannot be made in {above}; choose another with --home")
+
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
         """Hold this home for this process; the kernel lets go of it even after kill -9. Raises `HomeError` if taken."""
@@ -123,12 +134,17 @@ class Home:
             shutil.rmtree(folder, ignore_errors=True)
 
     def admin_token(self, environment: Mapping[str, str]) -> str:
-        """`WARMLANE_ADMIN_TOKEN` if set, else the kept one, made at first use. Raises `HomeError`."""
+        """`WARMLANE_ADMIN_TOKEN` if set, else the kept one, made at first use. Raises `HomeError`.
+
+        A kept one that others can read is made private again.
+        """
         token = environment.get("WARMLANE_ADMIN_TOKEN", "")
         where = "WARMLANE_ADMIN_TOKEN"
         if not token:
             where = str(self._token)
             token = (_read(self._token) or "").strip()
+            if token:
+                _make_private(self._token)
         if not token:
             token = secrets.token_urlsafe(32)
             write_private(self._token, token + "\n")
@@ -159,6 +175,14 @@ def write_private(path: Path, text: str) -> None:
     except OSError as error:
         partial.unlink(missing_ok=True)
         raise HomeError(f"{path} cannot be written: {error.strerror}") from error
+
+
+def _make_private(path: Path) -> None:
+    try:
+        if path.stat().st_mode & 0o077:
+            path.chmod(0o600)
+    except OSError as error:
+        raise HomeError(f"{path} can be read by others, and that cannot be changed: {error.strerror}") from error
 
 
 def _read(path: Path) -> str | None:

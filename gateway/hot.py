@@ -5,8 +5,6 @@ collected here, one task runs its lifecycle, and its sink writes to the transpor
 """
 
 import asyncio
-from collections.abc import Callable, Coroutine
-from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -14,40 +12,18 @@ import httptools
 from uvicorn.protocols.http.flow_control import FlowControl
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
-from engines.contract import Headers
 from engines.plain_http import PlainHttpProtocol
-from gateway.body import Bodies, Body
+from gateway.body import Body
+from gateway.edge import ABORT, Edge
 from gateway.errors import Problem
 from gateway.exchange import HotExchange
 from gateway.read_deadline import ReadDeadline, Stage
-from gateway.sink import ClientSink, Incoming
 from gateway.unread_answer import UnreadAnswer
 
-Serve = Callable[[Incoming, ClientSink], Coroutine[Any, Any, None]]
-IsKnown = Callable[[Headers], bool]
-ABORT = "warmlane.abort"  # the ASGI extension that drops the request's connection at once
 MAX_HEADER_BYTES = 65536  # chosen: as nginx and node allow in all
 MAX_PIPELINED = 16  # chosen: with more requests waiting on one connection it is not read, so its end is not noticed
 LINGER_S = 2.0  # chosen: how long a refused client's bytes are read and thrown away
 MAX_LINGERING = 256  # chosen: of connections above the limit; more are closed at once, even if a reset hides the answer
-
-
-@dataclass(frozen=True, slots=True)
-class Edge:
-    """What all connections share. Times in seconds: see `TimeoutSection`.
-
-    `is_known`: whether the headers' key opens a door; asked before a body is waited for.
-    """
-
-    serve: Serve
-    is_known: IsKnown
-    hot_paths: frozenset[bytes]
-    bodies: Bodies
-    max_connections: int
-    head_s: float
-    body_s: float
-    idle_s: float
-    lingering: set[Any] = field(default_factory=set)  # refused connections above the limit
 
 
 class _Flow(FlowControl):
@@ -225,7 +201,7 @@ class HotProtocol(PlainHttpProtocol):
 
     def _pass_on(self) -> None:
         super().on_headers_complete()
-        self.scope["extensions"] = {ABORT: partial(self._abort, self.cycle)}  # type: ignore[typeddict-item]
+        self.scope["extensions"] = {ABORT: partial(self._abort, self.cycle)}  # type: ignore[dict-item]
         if len(self.pipeline) <= MAX_PIPELINED:
             self.flow.resume_reading()
 

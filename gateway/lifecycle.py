@@ -39,7 +39,7 @@ class Lifecycle:
         self._parts = parts
         self._attempts = Attempts(parts)
         settings = parts.settings
-        self._expected = frozenset(one.model for one in (*settings.replicas, *settings.workers))  # may be starting
+        self._expected = {one.model for one in settings.replicas} | {one.model for one in settings.workers}
         self.num_in_flight = 0
 
     @property

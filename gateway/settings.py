@@ -69,10 +69,7 @@ class GatewaySection(Section):
 
 
 class StoreSection(Section):
-    """Where organisations, projects and keys live. Empty: `warmlane.sqlite3` in the home folder.
-
-    `url`: `sqlite:///path`, or for several gateways `redis://host:port/db` (`rediss://` with TLS).
-    """
+    """Where organisations, projects and keys live: `sqlite:///path` or `redis[s]://host:port/db`; empty: at home."""
 
     url: str = ""
 

@@ -13,6 +13,7 @@ from types import FrameType
 from engines.hardware import best_engine, detect
 from engines.launch.demo_model import DEMO_MODEL_NAME, ensure_demo_model
 from engines.launch.worker_command import WorkerSpec
+from gateway.environment import overlooked
 from gateway.home import Home
 from gateway.launch_plan import Launch
 from gateway.ports import PortUnusable, check_port
@@ -43,6 +44,8 @@ def start(request: Request) -> None:
     """
     settings = effective_settings(request)
     logs.configure(settings.telemetry.log_level, "supervisor")
+    for sentence in overlooked(settings, os.environ):
+        logs.get().warning("environment.overlooked", reason=sentence)
     home = Home(request.home)
     home.create()
     with home.held(), contextlib.suppress(_Stopped), _stoppable():

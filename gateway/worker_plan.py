@@ -73,6 +73,9 @@ def _model_file(section: WorkerSection, demo_file: Path | None) -> Path | None:
         assert demo_file is not None, "the demo model is there when a worker asks for it"
         return demo_file
     path = Path(section.path).expanduser()
-    if not path.is_file():
+    if not path.exists():
         raise ConfigError(f"workers: the model file {path} does not exist")
+    if not path.is_file():
+        kind = "a folder" if path.is_dir() else "no regular file"
+        raise ConfigError(f"workers: the model file {path} is {kind}; give a GGUF file")
     return path

@@ -5,6 +5,7 @@ the revision by a trigger, so that no statement can forget it.
 """
 
 import os
+import shutil
 import sqlite3
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from policies.keys import new_server_secret
 from policies.store import StoreError
 
 APPLICATION_ID = 0x776C616E  # "wlan" in ASCII; tells our files from other applications'
+_NEW_STORE_BYTES = 1 << 18  # measured: an empty store, its log and its shared memory take 150 kB
+_NO_ROOM = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
 BUSY_TIMEOUT_MS = 5000  # chosen: another process's transaction takes milliseconds
 
 _VERSION_1 = """
@@ -97,11 +100,23 @@ def open_database(path: Path) -> sqlite3.Connection:
         _prepare(connection, path)
     except sqlite3.Error as error:
         connection.close()
-        raise StoreError(f"the store {path} cannot be used, it may be damaged: {error}") from error
+        raise StoreError(f"the store {path} cannot be used: {why_unusable(error, _free_bytes(path))}") from error
     except StoreError:
         connection.close()
         raise
     return connection
+
+
+def why_unusable(error: sqlite3.Error, free_bytes: int) -> str:
+    """The likely cause. SQLite calls a full disk an I/O error where its shared memory finds no room."""
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest tells kinds of one error apart
+    if code == sqlite3.SQLITE_FULL or (code in _NO_ROOM and free_bytes < _NEW_STORE_BYTES):
+        return f"no space left on its disk ({error})"
+    return f"it may be damaged: {error}"
+
+
+def _free_bytes(path: Path) -> int:
+    return shutil.disk_usage(path.parent).free
 
 
 def _prepare(connection: sqlite3.Connection, path: Path) -> None:
@@ -117,8 +132,9 @@ def _prepare(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _refuse_foreign(connection: sqlite3.Connection, path: Path) -> None:
-    application = connection.execute("PRAGMA application_id").fetchone()[0]
+    # In this order: another process that makes the store just now writes both in one transaction.
     num_tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
+    application = connection.execute("PRAGMA application_id").fetchone()[0]
     if application != APPLICATION_ID and (application or num_tables):
         raise StoreError(f"{path} is another application's database, not a Warmlane store")
 

@@ -38,9 +38,8 @@ class ProbeHistory:
         `now`, `heard_at`: monotonic seconds; the latter when a request last got a byte from it, None for never.
         """
         if probe is Probe.BUSY:
-            self._busy_since = (
-                now if self._busy_since is None else max(self._busy_since, heard_at or now - BUSY_AT_MOST_S)
-            )
+            since = now if self._busy_since is None else self._busy_since
+            self._busy_since = since if heard_at is None else max(since, heard_at)
             if now - self._busy_since < BUSY_AT_MOST_S:
                 return None
         else:

@@ -28,8 +28,8 @@ class Lease:
     requests it held then, `unread_ahead`: their prompt tokens not read. `reading_s`: how long until its prompt is read,
     as predicted then. `probe`: the breaker's number for this attempt, 0 for an ordinary one. `given_mark`, `row_mark`:
     where the replica's rows stood when it was given and when it began to decode; None before, or if nobody watches.
-    `insertion`: its prompt's in the replica's shadow. `is_hidden`: interactive and standard requests do not feel it. The replica may leave the pool meanwhile; ending
-    stays harmless.
+    `insertion`: its prompt's in the replica's shadow. `is_hidden`: interactive and standard requests do not feel it.
+    The replica may leave the pool meanwhile; ending stays harmless.
     """
 
     __slots__ = (

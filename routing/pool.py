@@ -7,8 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from cache_affinity.ratio import DEFAULT_BYTES_PER_TOKEN
-from cache_affinity.shadow import ShadowIndex
+from cache_affinity.shadow import ShadowIndex, bounds
 from policies.lane import Lane
 from routing.breaker import Verdict
 from routing.decision import RouteDecision
@@ -16,9 +15,6 @@ from routing.lease import Lease
 from routing.replica import MOVES, ROW_TOKENS, Replica, ReplicaSpec, ReplicaState
 from routing.scorers import tokens_ahead
 from routing.step_model import Gaps, MeanRows
-
-MIN_NODES, MAX_NODES = 1024, 262_144  # borders in one replica's shadow; about 300 bytes of memory each
-_BYTES_PER_NODE = 64  # shorter messages than this, on average, hit the bound on borders first
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +108,7 @@ class ReplicaPool:
         open leases still count until they end.
         """
         replica = self._replicas.get(spec.name)
-        capacity_bytes, max_nodes = _shadow_bounds(spec.kv_tokens or self.settings.kv_tokens)
+        capacity_bytes, max_nodes = bounds(spec.kv_tokens or self.settings.kv_tokens)
         if replica is None:
             replica = Replica(spec, ShadowIndex(capacity_bytes, max_nodes), self._seat_limits(spec.seats), now)
             self._replicas[spec.name] = replica
@@ -277,12 +273,6 @@ class ReplicaPool:
         for replica in self._replicas.values():
             by_model.setdefault(replica.spec.model, []).append(replica)
         self._by_model = {model: tuple(replicas) for model, replicas in by_model.items()}
-
-
-def _shadow_bounds(kv_tokens: int) -> tuple[int, int]:
-    """(bytes, borders) that the predicted cache of a replica with `kv_tokens` of KV may hold."""
-    capacity_bytes = max(1, round(kv_tokens * DEFAULT_BYTES_PER_TOKEN))
-    return capacity_bytes, min(max(capacity_bytes // _BYTES_PER_NODE, MIN_NODES), MAX_NODES)
 
 
 def _reading_s(replica: Replica, tokens_ahead: int, uncached_tokens: int) -> float:

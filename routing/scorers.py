@@ -94,9 +94,8 @@ def score(
         hit_bytes = shadow_tokens = fused = 0
         if num_held:
             guess, hit_bytes = num_held, sizes[num_held - 1]
-            shadow_tokens = min(
-                int(hit_bytes * tokens_per_byte), prompt_tokens, replica.spec.kv_tokens or prompt_tokens
-            )
+            most = min(prompt_tokens, replica.spec.kv_tokens or prompt_tokens)
+            shadow_tokens = min(int(hit_bytes * tokens_per_byte), most)
             fused = int(shadow_tokens * confidence)
         uncached = prompt_tokens - fused
         outstanding, flying = _load(replica, feels_bulk=feels_bulk)

@@ -7,6 +7,8 @@ Layout: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md. Knows nothing
 import math
 import mmap
 import struct
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -234,3 +236,18 @@ class _Cursor:
 
     def _broken(self, why: str) -> ModelFileError:
         return ModelFileError(f"The model file {self._path} is damaged: {why}.")
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`python -m engines.gguf.header FILE`: 0 for a whole GGUF file, 1 with one sentence on stderr otherwise."""
+    try:
+        header = read_header(Path(*arguments))
+    except ModelFileError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    sys.stdout.write(f"{header.architecture}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

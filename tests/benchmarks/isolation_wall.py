@@ -239,7 +239,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except RuntimeError as error:
         print(error, file=sys.stderr)
         return 1
-    console.print(Markdown(markdown_of(result)))
+    Console(width=max(130, console.width)).print(Markdown(markdown_of(result)))
     picture = PICTURE if options.write_docs else options.json.with_suffix(".png")
     console.print(f"details: {options.json}")
     console.print(f"picture: {picture}" if draw(result, picture) else "no picture: matplotlib is not installed")

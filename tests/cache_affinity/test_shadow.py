@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from cache_affinity.prefix import PrefixKey, prefix_key
-from cache_affinity.shadow import ShadowIndex
+from cache_affinity.shadow import Insertion, ShadowIndex
 
 
 def key_of(*segments: str, salt: str = "alder") -> PrefixKey:
@@ -60,6 +60,19 @@ def test_eviction_takes_the_oldest_and_its_tail_first():
     assert shadow.hit_bytes(key_of("aaaa", "bbbb")) == 4
     assert shadow.hit_bytes(key_of("cccc", "dddd")) == 8
     assert shadow.statistics().num_evicted == 1
+
+
+def test_a_withdrawn_prompt_leaves_what_others_share_and_no_holes():
+    """D12: what was there before stays, and so does what a sibling was given since."""
+    shadow = ShadowIndex(1000, 100)
+    shadow.insert(key_of("a"), now=1.0)
+    mine = shadow.insert(key_of("a", "b", "c", "d"), now=1.0)
+    shadow.insert(key_of("a", "b", "x"), now=1.0)
+    assert shadow.withdraw(mine) == 2
+    assert shadow.hit_bytes(key_of("a", "b", "c", "d")) == 2
+    assert shadow.hit_bytes(key_of("a", "b", "x")) == 3
+    assert (len(shadow), shadow.held_bytes) == (3, 3)
+    assert shadow.withdraw(mine) == 0
 
 
 def test_a_touched_prompt_outlives_an_untouched_one():
@@ -143,6 +156,7 @@ class ShadowMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.shadow = ShadowIndex(60, 12)
+        self.insertions: list[Insertion] = []
         self.now = 0.0
         self.keys: list[PrefixKey] = []
 
@@ -152,7 +166,7 @@ class ShadowMachine(RuleBasedStateMachine):
         self.now += 1.0
         key = key_of(*path)
         self.keys.append(key)
-        self.shadow.insert(key, self.now)
+        self.insertions.append(self.shadow.insert(key, self.now))
 
     @rule(age=st.integers(0, 5))
     def expire(self, age):
@@ -169,6 +183,12 @@ class ShadowMachine(RuleBasedStateMachine):
         """Restart."""
         self.shadow.forget()
 
+    @rule(number=st.integers(0, 30))
+    def withdraw(self, number):
+        """Any earlier prompt, also twice."""
+        if self.insertions:
+            self.shadow.withdraw(self.insertions[number % len(self.insertions)])
+
     @invariant()
     def halving_equals_walking_and_there_are_no_holes(self):
         """Every held border's parent is held, so the fast search is the true one."""
@@ -182,7 +202,7 @@ class ShadowMachine(RuleBasedStateMachine):
     @invariant()
     def accounts_are_true(self):
         """Bytes equal the sum of what is held, within both bounds."""
-        assert self.shadow.held_bytes == sum(part for part, _ in self.shadow._held.values())
+        assert self.shadow.held_bytes == sum(part for part, *_ in self.shadow._held.values())
         assert self.shadow.held_bytes <= self.shadow.capacity_bytes
         assert len(self.shadow) <= self.shadow.max_nodes
 

@@ -115,7 +115,8 @@ async def test_a_client_that_left_before_its_body_was_whole_made_no_request(laun
     """Half a body is no request: no record, nothing held, nothing sent."""
     gateway = await launch()
     client = await gateway.connect()
-    client.write(b'POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ncontent-length: 500\r\n\r\n{"model": ')
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: g\r\nauthorization: Bearer {gateway.key}\r\ncontent-length: 500\r\n\r\n"
+    client.write(head.encode() + b'{"model": ')
     await gateway.until(lambda: len(gateway.server.server_state.connections) == 1)
     client.close()
     await gateway.until(lambda: not gateway.server.server_state.connections)
@@ -246,7 +247,10 @@ async def test_two_hundred_clients_that_leave_whenever_they_like(launch, seed):
         moment = choose.choice(moments)
         client = await gateway.connect()
         if moment == "half body":
-            client.write(b"POST /v1/chat/completions HTTP/1.1\r\nhost: g\r\ncontent-length: 99\r\n\r\n{")
+            head = (
+                f"POST {CHAT} HTTP/1.1\r\nhost: g\r\nauthorization: Bearer {gateway.key}\r\ncontent-length: 99\r\n\r\n"
+            )
+            client.write(head.encode() + b"{")
             await client.writer.drain()
             client.close()
             return False

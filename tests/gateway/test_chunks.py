@@ -102,7 +102,7 @@ def test_a_usage_that_is_none_spoils_no_answer(usage):
     """What cannot be counted is not counted: metrics could not add it up."""
     assert read_chunk(chunk({"content": "x"}, usage=usage)).usage is None
     assert read_chunk(chunk({"content": "x"}, usage=usage)).has_content
-    assert read_answer(json.dumps({"usage": usage}).encode()) is None
+    assert read_answer(json.dumps({"choices": [], "usage": usage}).encode()) is None
 
 
 @pytest.mark.parametrize("error", [{"message": "x", "code": 500}, "x", {}])
@@ -132,7 +132,7 @@ def test_the_usage_of_a_whole_answer_is_read():
     """With what is no answer refused."""
     assert read_answer(json.dumps({"choices": [], "usage": USAGE}).encode()).completion_tokens == 3
     assert read_answer(b'{"choices":[]}') is None
-    assert read_answer(b'{"usage":null}') is None
+    assert read_answer(b'{"choices":[],"usage":null}') is None
     for body in (b"", b"[]", b"<html>", b'{"error":{"message":"x"}}', b'{"error":"x"}', b'{"usage":{}'):
         with pytest.raises(msgspec.MsgspecError):
             read_answer(body)
@@ -147,3 +147,18 @@ def test_any_payload_is_a_chunk_or_refused(payload):
             reader(payload)
         except msgspec.MsgspecError:
             continue
+
+
+def test_more_cached_than_there_was_to_read_counts_as_all_of_it():
+    """D26: an engine that reports a million cached tokens of ten earns its tenant nothing."""
+    usage = {**USAGE, "prompt_tokens_details": {"cached_tokens": 10**6}}
+    assert read_chunk(chunk(usage=usage)).usage.cached_tokens == 10
+
+
+def test_what_is_not_utf8_or_has_no_choices_is_the_engines_fault():
+    """D26: values that pass unread would break the client's reader; an answer without choices answers nothing."""
+    with pytest.raises(msgspec.MsgspecError):
+        read_chunk(b'{"choices":[{"index":0,"delta":{"content":"\xff"}}]}')
+    for body in (b'{"choices":[],"id":"\xff"}', b'{"id":"x"}', b'{"choices":null}', b"{}"):
+        with pytest.raises(msgspec.MsgspecError):
+            read_answer(body)

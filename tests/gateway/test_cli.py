@@ -141,6 +141,27 @@ def test_a_home_that_cannot_be_made_is_one_sentence(tmp_path):
     fails(run("up", "--port", "0", "--admin-port", "0", env={"WARMLANE_HOME": str(tmp_path / "file")}), "is a file")
 
 
+def test_an_empty_home_is_refused(tmp_path):
+    """A script's unset variable must not fill the current folder."""
+    result = run("up", "--port", "0", "--admin-port", "0", "--home", "")
+    assert result.returncode == 2
+    assert "it is empty" in result.stderr
+
+
+def test_a_misspelt_variable_is_said_at_the_start(tmp_path):
+    """One warning in the log."""
+    result = run(
+        "up",
+        "--model",
+        "no.gguf",
+        "--home",
+        str(tmp_path / "h"),
+        env={"WARMLANE_PROT": "1", "WARMLANE_PORT": "0", "WARMLANE_ADMIN_PORT": "0"},
+    )
+    assert '"event":"environment.overlooked"' in result.stderr
+    assert "WARMLANE_PROT is no setting" in result.stderr
+
+
 def test_the_doctor_writes_json_and_its_exit_code_says_whether_all_is_well(tmp_path):
     """For scripts."""
     options = ["doctor", "--json", "--port", "0", "--admin-port", "0", "--home", str(tmp_path / "h")]

@@ -27,6 +27,7 @@ from gateway.ports import listen_on
 from gateway.settings import GatewaySection, ReplicaSection, Settings, StoreSection, WorkerSection
 from gateway.stores import opened
 from policies.sqlite_store import SqliteStore
+from tests.engines.gguf.files import gguf
 from tests.redis_server import redis_program, redis_server  # noqa: F401  # fixtures
 
 HARDWARE = Hardware("linux", "x86_64", "AMD EPYC", frozenset({"avx2"}), 2, 8 << 30)
@@ -141,16 +142,40 @@ def test_the_demo_model_is_looked_at_and_hashed(patient, monkeypatch):
 def test_configured_model_files_are_looked_at(patient, tmp_path):
     """Missing, not GGUF, larger than the memory, and well."""
     good, bad = tmp_path / "good.gguf", tmp_path / "bad.gguf"
-    good.write_bytes(b"GGUF....")
-    bad.write_bytes(b"PK")
+    good.write_bytes(gguf())
+    bad.write_bytes(b"GGUF....")  # begins well
     paths = [good, bad, tmp_path / "absent.gguf"]
     settings = Settings(workers=tuple(WorkerSection(model="m", path=str(path)) for path in paths))
     *models, workers = check_models(replace(patient, settings=settings))
     assert health(models) == [Health.OK, Health.BROKEN, Health.BROKEN]
+    assert "cut off" in models[1].detail
     assert workers.health is Health.NOTE
     assert "slow one another" in workers.detail
     tiny = replace(patient, settings=settings, hardware=replace(HARDWARE, memory_bytes=4))
     assert health(check_models(tiny))[0] is Health.BROKEN
+
+
+def test_the_model_of_the_command_line_is_looked_at(patient, tmp_path):
+    """`--model`, as `up` has it; beside configured workers it is a mistake."""
+    (tmp_path / "m.gguf").write_bytes(gguf())
+    model, _ = check_models(replace(patient, model=tmp_path / "m.gguf"))
+    assert model.health is Health.OK
+    folder, _ = check_models(replace(patient, model=tmp_path))
+    assert (folder.health, "is not a file" in folder.detail) == (Health.BROKEN, True)
+    settings = Settings(workers=(WorkerSection(model="m"),))
+    assert health(check_models(replace(patient, model=tmp_path / "m.gguf", settings=settings))) == [Health.BROKEN]
+
+
+def test_what_the_environment_says_to_nobody_is_noted(patient, monkeypatch):
+    """A misspelt name, and a replica's key that is not there."""
+    monkeypatch.setenv("WARMLANE_GATEWY__PORT", "1")
+    replica = ReplicaSection(name="a", model="m", engine="vllm", url="http://127.0.0.1:1", api_key_env="NO_SUCH_KEY")
+    notes = [
+        one for one in check_config(replace(patient, settings=Settings(replicas=(replica,)))) if one.check != "config"
+    ]
+    assert health(notes) == [Health.NOTE, Health.NOTE]
+    assert "WARMLANE_GATEWY__PORT" in notes[0].detail
+    assert "NO_SUCH_KEY" in notes[1].detail
 
 
 def test_replicas_alone_need_no_model(patient):
@@ -163,7 +188,9 @@ def test_a_home_that_cannot_be_used_is_broken(patient, tmp_path):
     """A file stands in its place."""
     (tmp_path / "file").write_text("")
     assert health(check_home(Home(tmp_path / "file"))) == [Health.BROKEN]
+    assert health(check_home(Home(tmp_path / "file" / "below"))) == [Health.BROKEN]
     assert health(check_home(patient.home)) == [Health.OK]
+    assert not patient.home.path.exists()  # looking makes nothing
 
 
 def test_taken_ports_are_broken_unless_our_own_warmlane_has_them(patient):

@@ -141,7 +141,7 @@ async def test_a_gateway_without_replicas_starts_and_is_not_ready(launch):
     gateway = await launch(replicas=[], models=[{"name": MODEL}])
     assert await ready(gateway) == 503
     got = await gateway.post(chat())
-    assert (got.status, got.code, got.header("retry-after")) == (503, "no_replica_unknown_model", "1")
+    assert (got.status, got.code, got.header("retry-after")) == (503, "no_replica_unknown_model", None)
     gateway.parts.fleet.announce(Announcement([announced(gateway.engine)]))
     assert await ready(gateway) == 200
     assert (await gateway.post(chat())).status == 200
@@ -274,3 +274,17 @@ async def test_an_engines_key_that_no_header_can_carry_is_a_configuration_error(
     monkeypatch.setenv("ENGINE_KEY", "two words")
     with pytest.raises(ConfigError, match="r1: ENGINE_KEY"):
         await launch(replica={"api_key_env": "ENGINE_KEY"})
+
+
+async def test_an_unstreamed_request_on_a_lost_replica_is_answered_by_another(launch):
+    """D17: it is not left waiting for `total_s`."""
+    gateway = await launch(engines=2)
+    gateway.script(answer("never", gates={0: asyncio.Event()}), answer("second"))
+    client = await gateway.start(chat(gateway.prompt_for("r1")))
+    await gateway.received()
+    gateway.engine.health = DOWN
+    for _ in range(3):
+        await gateway.parts.fleet.probe_all()
+    got = await client.answer()
+    assert (got.status, got.text) == (200, "second")
+    assert not any(connection.relays for connection in gateway.parts.fleet._connections.values())

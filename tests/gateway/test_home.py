@@ -161,3 +161,29 @@ def test_other_stores_are_refused(tmp_path, url):
     """Not taken for a file of that name."""
     with pytest.raises(ConfigError, match=r"store\.url"):
         store_path(url, tmp_path)
+
+
+def test_checking_a_home_makes_nothing_and_fails_like_making_it(tmp_path):
+    """The doctor only looks."""
+    Home(tmp_path / "a" / "b").check()
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("")
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        with pytest.raises(HomeError):
+            Home(path).check()
+
+
+def test_a_kept_token_that_others_can_read_is_made_private_again(home):
+    """A copy from elsewhere, or a careless chmod."""
+    token = home.admin_token({})
+    path = home.path / "admin_token"
+    path.chmod(0o644)
+    assert home.admin_token({}) == token
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe", b"[" * 100_000, b'{"key": "\\ud800'])
+def test_a_demo_file_of_any_bytes_is_taken_for_none(home, content):
+    """It is made anew."""
+    home.demo.write_bytes(content)
+    assert home.read_demo() == {}

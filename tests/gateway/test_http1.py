@@ -345,3 +345,148 @@ async def test_reset_of_an_unstreamed_answer_half_sent_by_the_engine_is_502(laun
     )
     got = await gateway.post(chat())
     assert (got.status, got.code) == (502, "replica_reset")
+
+
+OFFER = ("connection: Upgrade, HTTP2-Settings", "upgrade: h2c", "http2-settings: AAMAAABkAAQAoAAAAAIAAAAA")
+
+
+@pytest.mark.parametrize("path", [CHAT, f"{CHAT}?a=b"], ids=["hot", "asgi"])
+@pytest.mark.parametrize("split", [30, 100_000])
+async def test_an_offer_of_http2_is_ignored_and_the_body_read(launch, path, split):
+    """Java's HttpClient and curl --http2 offer it; the connection goes on, also with a request in the same read."""
+    gateway = await launch()
+    raw = raw_request(gateway.key, chat(), *OFFER, path=path) * 2
+    client = await gateway.connect()
+    for start in range(0, len(raw), split):
+        client.write(raw[start : start + split])
+        await asyncio.sleep(0)
+    assert [(await client.answer()).status, (await client.answer()).status] == [200, 200]
+
+
+@pytest.mark.parametrize("path", [CHAT, f"{CHAT}?a=b"], ids=["hot", "asgi"])
+@pytest.mark.parametrize("stage", ["head", "body"])
+async def test_a_request_that_does_not_come_whole_is_408(launch, path, stage):
+    """The time is bounded on both ways, and the connection closed."""
+    gateway = await launch(timeouts={"head_s": 0.1, "body_s": 0.1})
+    client = await gateway.connect()
+    raw = raw_request(gateway.key, b"{", "content-length: 50", path=path, length=False)
+    client.write(raw[:40] if stage == "head" else raw)
+    got = await client.answer()
+    assert (got.status, got.code, got.header("connection")) == (408, "request_timeout", "close")
+    assert await client.until_closed() == b""
+
+
+async def test_a_silent_connection_is_closed(launch):
+    """Nobody asked anything, so nothing is answered; stray line ends between requests are no way round it."""
+    gateway = await launch(timeouts={"head_s": 0.1})
+    silent = await gateway.connect()
+    assert await silent.until_closed() == b""
+    stray = await gateway.start(chat())
+    assert (await stray.answer()).status == 200
+    stray.write(b"\r\n")
+    assert b" 408 " in await stray.until_closed()
+
+
+async def test_a_long_answer_is_not_cut_by_the_deadlines_of_reading(launch):
+    """They bound what the client sends, not what it waits for."""
+    gateway = await launch(timeouts={"head_s": 0.05, "body_s": 0.05})
+    gate = asyncio.Event()
+    gateway.script(answer("Hello", gates={0: gate}))
+    client = await gateway.start(chat())
+    asyncio.get_running_loop().call_later(0.2, gate.set)
+    assert (await client.answer()).text == "Hello"
+
+
+@both_ways
+async def test_the_body_of_an_unknown_caller_is_not_waited_for(launch):
+    """401 as soon as the head is there, on the record, and nothing is kept of what follows."""
+    gateway = await launch()
+    client = await gateway.connect()
+    client.write(raw_request("wl-nobody", b"{", "content-length: 5000000", length=False))
+    got = await client.answer()
+    assert (got.status, got.header("www-authenticate")) == (401, "Bearer")
+    [record] = await gateway.until_recorded(1)
+    assert record.outcome == "unauthenticated"
+    assert gateway.gateway._bodies.held_bytes == 0
+
+
+@both_ways
+async def test_all_bodies_together_have_a_bound(launch):
+    """503 beyond it; who leaves in mid-body gives back what it held."""
+    gateway = await launch()
+    bodies = gateway.gateway._bodies
+    bodies.max_total_bytes = 1500
+    holder = await gateway.connect()
+    holder.write(raw_request(gateway.key, b"x" * 1000, "content-length: 1100", length=False))
+    await gateway.until(lambda: bodies.held_bytes == 1000)
+    got = await gateway.post(chat("x" * 1000))
+    assert (got.status, got.code, got.header("retry-after")) == (503, "bodies_full", "1")
+    holder.close()
+    await gateway.until(lambda: bodies.held_bytes == 0)
+    assert (await gateway.post(chat("x" * 1000))).status == 200
+
+
+async def test_trailers_are_no_headers(launch):
+    """A key behind the body opens no door."""
+    gateway = await launch()
+    client = await gateway.connect()
+    head = f"POST {CHAT} HTTP/1.1\r\nhost: g\r\ntransfer-encoding: chunked\r\n\r\n".encode()
+    body = chunked(json.dumps(chat()).encode(), 1000)
+    client.write(head + body[:-2] + f"authorization: Bearer {gateway.key}\r\n\r\n".encode())
+    assert (await client.answer()).code == "missing_api_key"
+
+
+@both_ways
+async def test_what_cannot_be_served_says_why_in_http(launch):
+    """405 with Allow, 401 with its scheme, 415 for packed bodies, and no redirects."""
+    gateway = await launch()
+    assert (await gateway.get(CHAT)).header("allow") == "POST"
+    assert (await gateway.post(chat(), key=None)).header("www-authenticate") == "Bearer"
+    packed = await gateway.post(b"\x1f\x8b", headers=[("content-encoding", "gzip")])
+    assert (packed.status, packed.code) == (415, "unsupported_content_encoding")
+    assert (await gateway.post(chat(), path=CHAT + "/")).status == 404
+
+
+async def test_other_transfer_codings_are_501(launch):
+    """Nothing but chunked is undone here."""
+    gateway = await launch()
+    client = await gateway.connect()
+    client.write(raw_request(gateway.key, b"", "transfer-encoding: gzip, chunked", length=False) + b"0\r\n\r\n")
+    got = await client.answer()
+    assert (got.status, got.code) == (501, "transfer_coding")
+
+
+async def test_one_connection_too_many_reads_its_503_although_it_sent_a_request(launch):
+    """It is said in OpenAI's shape, and no reset overtakes it."""
+    gateway = await launch(gateway={"max_connections": 1})
+    await gateway.connect()
+    await gateway.until(lambda: len(gateway.server.server_state.connections) == 1)
+    refused = await gateway.start(chat("x" * 100_000))
+    got = await refused.answer()
+    assert (got.status, got.code) == (503, "too_many_connections")
+
+
+@pytest.mark.parametrize("path", [CHAT, f"{CHAT}?a=b"], ids=["hot", "asgi"])
+async def test_a_pipelining_client_that_resets_leaves_no_noise(launch, path, caplog):
+    """A client that leaves is no error of ours, whichever of its requests is being answered."""
+    gateway = await launch()
+    gateway.script(answer("a", "b", gates={2: asyncio.Event()}))
+    client = await gateway.connect()
+    client.write(raw_request(gateway.key, chat(stream=True), path=path) + raw_request(gateway.key, chat()) * 3)
+    await client.until('"a"')
+    client.reset()
+    await gateway.until(lambda: not gateway.server.server_state.tasks)
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
+
+
+@pytest.mark.parametrize("leave", ["close", "half_close", "reset"])
+async def test_an_old_client_that_leaves_leaves_no_noise(launch, caplog, leave):
+    """HTTP/1.0 takes the slow way, and its clients leave like others."""
+    gateway = await launch()
+    gateway.script(answer("a", "b", gates={2: asyncio.Event()}))
+    client = await gateway.connect()
+    client.write(raw_request(gateway.key, chat(stream=True)).replace(b"HTTP/1.1", b"HTTP/1.0"))
+    await client.head()
+    getattr(client, leave)()
+    await gateway.until(lambda: not gateway.server.server_state.tasks)
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []

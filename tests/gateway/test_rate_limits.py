@@ -122,3 +122,14 @@ async def test_a_limit_of_zero_allows_nothing_and_promises_nothing(launch):
     await gateway.limit(gateway.project, '{"rpm": 0}')
     got = await gateway.post(chat())
     assert (got.status, got.header("retry-after")) == (429, None)
+
+
+async def test_limits_come_before_the_body_and_a_malformed_body_costs_nothing_of_the_minute(launch):
+    """D9: a 400 or 404 is undone; whoever is over the limit is told so whatever the body is."""
+    gateway = await launch()
+    await gateway.limit(gateway.project, '{"rpm": 1}')
+    bad = [chat(messages=[]), chat(model="nothing"), chat(model="x" * 100_000), chat(messages=[{}] * 100_000)]
+    assert [(await gateway.post(body)).status for body in bad] == [400, 404, 400, 400]
+    assert (await gateway.post(chat("x" * 600_000))).status == 200
+    assert [(await gateway.post(body)).status for body in bad] == [429] * 4
+    assert max(len(record.requested_model) for record in gateway.records) <= 128

@@ -9,7 +9,7 @@ from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import ClientError
-from gateway.request import Surface, read
+from gateway.request import Surface, asked_lane, read
 from policies.lane import Lane
 
 MESSAGES = [{"role": "user", "content": "hi"}]
@@ -490,3 +490,37 @@ def test_a_service_tier_asks_for_a_lane(tier, lane):
 def test_the_output_is_bounded_for_all_choices_together(fields, bound):
     """The newer name wins."""
     assert read(Surface.CHAT, chat(**fields)).max_output_tokens == bound
+
+
+@pytest.mark.parametrize(
+    ("body", "param"),
+    [
+        (chat(model="x" * 257), "model"),
+        (chat(service_tier="zzz"), "service_tier"),
+        (raw_chat(",".join(f'"k{number}":1' for number in range(2000))), "k"),
+        (raw_chat(",".join(f'"k{number}":1' for number in range(200_000))), "k"),
+        (chat(messages=[{"role": "user"}] * 16_385), "messages"),
+        (chat(messages=[{"role": "user", "content": "x" * 20}] * 20_000), "messages"),
+        (chat(messages=[{"role": "user", "content": [{"type": "text", "text": ""}] * 16_385}]), "messages"),
+    ],
+    ids=["model", "tier", "keys", "many keys", "messages", "many messages", "parts"],
+)
+def test_every_count_is_bounded_and_the_refusal_names_the_field(body, param):
+    """D7, D9, D28: what no client needs is refused before it costs anything."""
+    with pytest.raises(ClientError) as caught:
+        read(Surface.CHAT, body if isinstance(body, bytes) else body.encode())
+    assert caught.value.problem.param.startswith(param)
+
+
+def test_bodies_at_the_bounds_pass():
+    """One less is no fault, small or large."""
+    assert read(Surface.CHAT, chat(model="x" * 256)).model == "x" * 256
+    messages = [{"role": "user", "content": "x" * 20}] * 16_384
+    assert len(read(Surface.CHAT, chat(messages=messages)).segments) == 16_384
+
+
+def test_the_lane_of_a_body_is_found_without_reading_it():
+    """D9: what is malformed asks for nothing; `read` will say why."""
+    assert asked_lane(chat(service_tier="flex")) is Lane.BULK
+    for body in (chat(), chat(service_tier="zzz"), chat(service_tier=5), b"", b"[]", b"\xff"):
+        assert asked_lane(body) is None

@@ -108,6 +108,8 @@ NUMBERS = {
     "timeouts.idle_s": ("0", "86401"),
     "timeouts.total_s": ("0", "86401"),
     "timeouts.keepalive_s": ("0", "86401"),
+    "timeouts.head_s": ("0", "86401"),
+    "timeouts.body_s": ("0", "86401"),
     "retries.max_attempts": ("0", "11"),
     "retries.budget_ratio": ("-0.1", "1.1"),
     "lanes.bulk.queue": ("-1", "1000001"),
@@ -295,3 +297,15 @@ def test_one_process_may_have_any_store(file):
     """Gateways of other nodes may share the Redis; SQLite is for one alone."""
     assert load(file(f'[store]\nurl = "{REDIS}"\n')).store.is_shared
     assert not load(file("")).store.is_shared
+
+
+@pytest.mark.parametrize(
+    "section",
+    [
+        '[[workers]]\nmodel = "small-b"\n',
+        '[[replicas]]\nname = "r1"\nmodel = "small-b"\nengine = "vllm"\nurl = "http://127.0.0.1:1"\n',
+    ],
+)
+def test_an_alias_may_not_hide_a_model_that_is_served(file, section):
+    """D14: requests for that model would go to another one."""
+    assert "small-b" in complaint(file('[[models]]\nname = "small-a"\naliases = ["small-b"]\n' + section))

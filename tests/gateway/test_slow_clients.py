@@ -15,7 +15,7 @@ both_ways = pytest.mark.parametrize("way", ["hot", "asgi"], indirect=True)
 BIG = sse(json.dumps({"choices": [{"index": 0, "delta": {"content": "x" * 16_000}, "finish_reason": None}]}))
 
 
-async def slow_client(gateway):
+async def slow_client(gateway, *, stream=True):
     """A client with a small receive buffer, which asks for a stream and reads nothing."""
     sock = socket.socket()
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -24,7 +24,7 @@ async def slow_client(gateway):
     reader, writer = await asyncio.open_connection(sock=sock, limit=1024)
     client = Client(reader, writer)
     gateway.clients.append(client)
-    client.send(chat(stream=True), key=gateway.key)
+    client.send(chat(stream=stream), key=gateway.key)
     return client
 
 
@@ -61,3 +61,14 @@ async def test_a_client_that_never_reads_does_not_hold_its_seat_for_ever(launch)
     assert (record.outcome, record.status) == ("client_gone", 499)
     await gateway.until_quiet()
     assert gateway.parts.router.pool.get("r1").breaker._num_faults == 0
+
+
+async def test_a_complete_answer_that_nobody_reads_is_given_up(launch):
+    """What waits in our memory for a client that does not read is dropped after the idle timeout."""
+    gateway = await launch(timeouts={"idle_s": 0.2})
+    body = {"choices": [{"index": 0, "message": {"content": "x" * 30_000_000}, "finish_reason": "stop"}]}
+    gateway.script(Reply([json.dumps(body).encode()], headers=[("content-type", "application/json")]))
+    client = await slow_client(gateway, stream=False)
+    await gateway.until_recorded(1)
+    await gateway.until(lambda: not gateway.server.server_state.connections)
+    client.close()

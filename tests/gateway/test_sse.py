@@ -137,3 +137,14 @@ def test_what_we_write_we_read(payloads):
     """Events and comments of our own; a line break in JSON is white space."""
     wire = b"".join(comment("keep-alive") + event(payload) for payload in payloads)
     assert read(wire)[0] == [payload.replace(b"\n", b" ") for payload in payloads]
+
+
+def test_a_huge_event_in_tiny_reads_is_joined_once():
+    """Reading it costs what its bytes cost: the pieces are kept as they came until the event ends."""
+    reader = EventReader()
+    assert reader.feed(b"data: ") == []
+    for _ in range(2000):
+        assert reader.feed(b"a" * 1000) == []
+    assert len(reader._pieces) == 2001
+    assert reader.feed(b"\n\n") == [b"a" * 2_000_000]
+    assert reader._pieces == []

@@ -257,3 +257,31 @@ async def test_an_error_event_of_the_engine_becomes_ours(launch):
     got = await gateway.post(chat(stream=True))
     assert (got.status, got.code) == (502, "replica_error")
     assert b"/opt" not in got.body
+
+
+@both_ways
+@pytest.mark.parametrize("late", [asyncio.Event, lambda: Cut.RESET], ids=["silent", "reset"])
+async def test_a_stream_is_complete_at_its_end_marker(launch, late):
+    """What the engine does with its connection afterwards is neither waited for nor held against it."""
+    gateway = await launch(retries={"max_attempts": 1})
+    gateway.script(streamed(ROLE, token("a"), FINISH, DONE, late()))
+    assert (await gateway.post(chat(stream=True))).is_done
+    [record] = await gateway.until_recorded(1)
+    assert record.outcome == "finished"
+    await gateway.until_quiet()
+    assert gateway.parts.router.pool.get("r1").breaker._num_faults == 0
+    upstream = gateway.parts.fleet.connection("r1").upstream
+    await gateway.until(lambda: all(one.exchange is None for one in upstream._connections))
+
+
+async def test_a_body_that_ends_right_after_its_end_marker_leaves_the_connection_usable(launch):
+    """Most engines end the body in a write of its own."""
+    gateway = await launch()
+    gate = asyncio.Event()
+    gateway.script(streamed(ROLE, token("a"), FINISH, DONE, gate), answer("b"))
+    assert (await gateway.post(chat(stream=True))).is_done
+    gate.set()
+    upstream = gateway.parts.fleet.connection("r1").upstream
+    await gateway.until(lambda: all(one.exchange is None for one in upstream._connections))
+    assert (await gateway.post(chat(stream=True))).text == "b"
+    assert (await gateway.received(1)).connection == (await gateway.received(2)).connection

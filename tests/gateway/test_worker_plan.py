@@ -1,5 +1,6 @@
 """Which workers are started."""
 
+import os
 import re
 from pathlib import Path
 
@@ -64,6 +65,14 @@ def test_a_missing_model_file_is_said_before_anything_starts(tmp_path):
     """A clear sentence with the path."""
     with pytest.raises(ConfigError, match=re.escape(f"{tmp_path / 'no.gguf'} does not exist")):
         plan_workers(wanted_workers(Settings(), tmp_path / "no.gguf", DEMO), 1, None)
+
+
+def test_a_model_that_is_no_file_is_said_as_what_it_is(tmp_path):
+    """A folder of another format; a pipe would keep the worker waiting for ever."""
+    os.mkfifo(tmp_path / "pipe.gguf")
+    for path, kind in ((tmp_path, "is a folder"), (tmp_path / "pipe.gguf", "is no regular file")):
+        with pytest.raises(ConfigError, match=kind):
+            plan_workers((WorkerSection(model="m", path=str(path)),), 2, None)
 
 
 def test_a_replica_cannot_have_a_workers_name():

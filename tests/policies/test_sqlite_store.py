@@ -8,7 +8,7 @@ import pytest
 
 from policies.keys import digest
 from policies.lane import Lane
-from policies.sqlite_schema import VERSION
+from policies.sqlite_schema import VERSION, why_unusable
 from policies.sqlite_store import SqliteStore
 from policies.store import MAX_SECRETS, KeyEnded, Level, NewKey, StoreError, UnknownId
 from policies.tenant import Role
@@ -333,3 +333,19 @@ async def test_a_failing_database_is_a_store_error(path, store):
     connection.close()
     with pytest.raises(StoreError, match="failed"):
         await store.snapshot()
+
+
+@pytest.mark.parametrize(
+    ("code", "text", "free_bytes", "word"),
+    [
+        (sqlite3.SQLITE_FULL, "database or disk is full", 1 << 40, "no space left"),
+        (sqlite3.SQLITE_IOERR, "disk I/O error", 8192, "no space left"),
+        (sqlite3.SQLITE_IOERR, "disk I/O error", 1 << 40, "may be damaged"),
+        (sqlite3.SQLITE_CORRUPT, "database disk image is malformed", 0, "may be damaged"),
+    ],
+)
+def test_a_full_disk_is_not_called_damage(code, text, free_bytes, word):
+    """Whoever reads `damaged` restores a backup."""
+    error = sqlite3.OperationalError(text)
+    error.sqlite_errorcode = code
+    assert word in why_unusable(error, free_bytes)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from routing.health import FAILURES_TO_LOSE, SUCCESSES_TO_RETURN, Probe, ProbeHistory
+from routing.health import BUSY_AT_MOST_S, FAILURES_TO_LOSE, SUCCESSES_TO_RETURN, Probe, ProbeHistory
 from routing.replica import MOVES, ReplicaState
 
 BAD = (Probe.FAILED, Probe.NOT_READY)
@@ -81,3 +81,14 @@ def test_one_lost_probe_changes_nothing():
     assert set(
         run([Probe.READY, Probe.FAILED, Probe.READY, Probe.FAILED, Probe.FAILED, Probe.READY], ReplicaState.READY)
     ) == {ReplicaState.READY}
+
+
+def test_busy_for_long_without_a_byte_is_a_failure_and_a_byte_starts_the_wait_anew():
+    """D17: a stopped process accepts connections for ever."""
+    history = ProbeHistory()
+    seen = [history.observe(Probe.BUSY, ReplicaState.READY, 10.0 * step, None) for step in range(6)]
+    assert seen == [None, None, None, None, None, ReplicaState.LOST]
+    assert BUSY_AT_MOST_S == 30.0
+    history = ProbeHistory()
+    for step in range(100):
+        assert history.observe(Probe.BUSY, ReplicaState.READY, 10.0 * step, 10.0 * step - 5) is None

@@ -427,3 +427,26 @@ def test_a_barred_replica_is_waited_for():
     found = fleet.router.route(query, fleet.now)
     assert isinstance(found, Full)
     assert found.filtered == (("r1", Rejection.BARRED), ("r2", Rejection.NOT_READY))
+
+
+@pytest.mark.parametrize("fault", [Fault.CLIENT, Fault.CONNECT, Fault.STALE, Fault.BACKPRESSURE])
+def test_a_prompt_that_was_never_read_is_not_believed_to_be_held(fault):
+    """D12: only what the failed attempt alone had added is dropped."""
+    fleet = Fleet(1)
+    fleet.dispatch(SYSTEM, "known").end()
+    replica = next(iter(fleet.pool))
+    before = replica.shadow.statistics()
+    lease = fleet.dispatch(SYSTEM, "refused" * 500)
+    fleet.router.observe_failure(lease, fault, fleet.now)
+    lease.end()
+    assert replica.shadow.statistics() == before
+
+
+def test_a_hit_is_never_predicted_beyond_what_the_replica_can_hold():
+    """D12: its KV bounds it, whatever the ratio of bytes to tokens has become."""
+    fleet = Fleet(0)
+    fleet.add("a", kv_tokens=300)
+    fleet.router.ratios.of("m").observe(1000, 1000)
+    fleet.dispatch(SYSTEM).end()
+    decision = fleet.route(SYSTEM)
+    assert decision.shadow_tokens <= min(300, decision.prompt_tokens)

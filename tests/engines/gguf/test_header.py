@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engines.gguf.header import TENSOR_TYPES, ModelFileError, read_header
+from engines.gguf.header import TENSOR_TYPES, ModelFileError, main, read_header
 from engines.gguf.library import open_library
 from tests.engines.gguf.files import ARCHITECTURE, ARRAY, BOOL, STRING, TENSOR, UINT32, entry, gguf, tensor, text
 
@@ -154,3 +154,14 @@ def test_the_tensor_types_are_the_librarys():
     c = open_library().c
     for kind, sizes in TENSOR_TYPES.items():
         assert (c.ggml_blck_size(kind), c.ggml_type_size(kind)) == sizes, kind
+
+
+def test_the_reader_is_a_program_for_those_who_may_not_load_it(tmp_path, capsys):
+    """The doctor asks it in a process of its own."""
+    (tmp_path / "m.gguf").write_bytes(gguf())
+    assert main([str(tmp_path / "m.gguf")]) == 0
+    assert main([str(tmp_path / "none.gguf")]) == 1
+    out = capsys.readouterr()
+    assert out.out == "llama\n"
+    assert out.err.count("\n") == 1
+    assert "does not exist" in out.err

@@ -67,6 +67,13 @@ def test_the_ready_line_is_the_only_line_on_stdout(start_worker):
     assert [line["event"] for line in worker.logs] == ["worker.ready", "worker.draining", "worker.drained"]
 
 
+def test_an_offer_of_http2_does_not_lose_the_body(fake_worker):
+    """Java's HttpClient offers an upgrade with every request; it is ignored."""
+    offer = {"connection": "Upgrade, HTTP2-Settings", "upgrade": "h2c", "http2-settings": "AAMAAABkAAQAoAAAAAIAAAAA"}
+    answer = httpx.post(f"{fake_worker.ready.url}/chat/completions", json=body(max_tokens=2), headers=offer)
+    assert answer.status_code == 200
+
+
 def test_the_official_client_chats(official):
     """Not streamed: content, finish, usage with cached tokens."""
     answer = official.chat.completions.create(**body())
