@@ -206,7 +206,7 @@ def draw(result: Row, path: Path) -> bool:
         axes.set_xticks(range(len(heights)), [str(one["name"]).replace(", ", ",\n") for one in result["systems"]])
         axes.set(title=f"{kind.upper()} p95, ms (log)", yscale="log")
         axes.margins(y=0.15)
-    axes.legend(["no bulk", "beside bulk at 300%"])
+    figure.legend(axes.containers, ["no bulk", "beside bulk at 300%"], loc="outside lower center", ncols=2)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     return True
