@@ -187,7 +187,8 @@ class Fleet:
             return
         target = connection.probes.observe(probe, replica.state, self._clock(), connection.last_heard_at)
         if target is not None and self._pool.move(name, target):
-            logs.get().warning("replica.moved", replica=name, state=target.value, probe=probe.value)
+            log = logs.get().info if target is ReplicaState.READY else logs.get().warning
+            log("replica.moved", replica=name, state=target.value, probe=probe.value)
             if target is ReplicaState.LOST:
                 for relay in tuple(connection.relays):
                     relay.lose()  # or an answer that is waited for as a whole waits as long as `total_s`

@@ -28,7 +28,8 @@ class Readiness:
 
     def greeting(self, workers: int) -> str:
         """For a person at a terminal: where it is, a first request, how to stop."""
-        body = {"model": self.model, "stream": True, "messages": [{"role": "user", "content": "Why is the sky blue?"}]}
+        question = [{"role": "user", "content": "What is a cat?"}]
+        body = {"model": self.model, "stream": True, "temperature": 0, "max_tokens": 48, "messages": question}
         started = f" with {workers} worker{'s' if workers > 1 else ''}" if workers else ""
         return (
             f"\nWarmlane is ready at {self.url}{started}. Ctrl-C stops it.\n\n"
