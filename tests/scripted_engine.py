@@ -31,7 +31,7 @@ from typing import Any, Literal, Self
 
 import httptools
 
-PATIENCE_S = 10.0  # the longest any helper here waits before it fails the test
+PATIENCE_S = 30.0  # the longest any helper here waits before it fails the test
 
 
 class Cut(Enum):
