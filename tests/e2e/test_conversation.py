@@ -102,7 +102,8 @@ def test_two_tenants_share_no_cache_and_one_tenant_does(demo, client):
     project = demo.admin("/projects", "POST", {"name": "birch", "organization_id": organization["id"]})
     key = demo.admin("/keys", "POST", {"name": "k", "project_id": project["id"]})
     other = openai.OpenAI(base_url=demo.fields["url"], api_key=key["secret"], timeout=PATIENCE_S, max_retries=0)
-    messages = [{"role": "user", "content": f"{SYSTEM} What is a tree?"}]
+    # A first message of its own: without one the template puts in the same system prompt for everybody.
+    messages = [{"role": "system", "content": f"Trees only. {SYSTEM}"}, {"role": "user", "content": "What is a tree?"}]
     cached = []
     for who in (client, other, client, other):
         _, usage, _ = turn(who, messages, is_streaming=False)
