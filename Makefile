@@ -4,13 +4,17 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --progress-bar on
 
-.PHONY: run test check bench lock format clean
+.PHONY: run test check bench chaos lock format clean
 
 run: $(VENV)/.run
 	@exec $(BIN)/warmlane up
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest
+
+# Kills and outages over several gateway processes, on a real Redis; minutes long, and sensitive to a loaded machine.
+chaos: $(VENV)/.dev
+	$(BIN)/python -m pytest -m chaos
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .

@@ -23,7 +23,7 @@ HOLD_S = 0.1
 BYTES_PER_TOKEN = 4
 MODEL = "scripted-model"
 
-pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
+pytestmark = [pytest.mark.e2e, pytest.mark.chaos, pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
 
 
 class Engine(ScriptedEngine):
