@@ -22,7 +22,9 @@ from policies.leases import Holdings
 from policies.saturation import Saturation, SaturationSettings
 from routing.router import Router
 
-RECHECK_S = 0.25  # chosen: how often waiting requests look again for what no event announces (a breaker's end)
+# Chosen: how often waiting requests look again for what no event announces (a breaker's end). Well below the half lease
+# for which a demand is remembered, or a tenant that waits for a leased cap would be forgotten before it is granted.
+RECHECK_S = 0.25
 
 
 class Dispatch:
@@ -103,6 +105,12 @@ class Dispatch:
         self._caps.granted()
         for queue in self._models.values():
             queue.queue.wake(with_capped=True)
+        self.wake()
+
+    def recheck(self) -> None:
+        """Some time has passed: ask again also for what a lease refused, so that the demand for it stays known."""
+        for tenant, lane in self._caps.granted():
+            self._on_give_back(tenant, lane)
         self.wake()
 
     def recap(self, caps_of: Callable[[str, Lane], CapLimits | None]) -> None:
@@ -212,7 +220,7 @@ class Dispatch:
 
     def _on_recheck(self) -> None:
         self._recheck = None
-        self.wake()
+        self.recheck()
 
 
 class TurnHolder:

@@ -33,6 +33,11 @@ class RequestRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
     prompt_tokens: int | None = None
     cached_tokens: int | None = None
     completion_tokens: int | None = None
+    is_estimated: bool = False  # the tokens are from what was known: the engine reported none
+    reserved_tokens: int | None = None  # charged tokens expected on arrival
+    charged_tokens: int | None = None  # input, cached input by its discount, and output
+    cost_nanousd: int | None = None  # 1e-9 USD; None where the model has no price
+    limit: str | None = None  # which limit refused it, or in shadow mode would have
     num_chunks: int = 0
     predicted_ttft_s: float | None = None
     predicted_hit_tokens: int | None = None

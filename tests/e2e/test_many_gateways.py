@@ -82,29 +82,31 @@ class Tenant:
                 client = await self._answered(client)
             client.close()
 
-        tasks = [asyncio.create_task(go_on()) for _ in range(count)]
-        try:
+        async with asyncio.TaskGroup() as group:  # a test that fails leaves no client behind
+            for _ in range(count):
+                group.create_task(go_on())
             yield
-        finally:
             going.clear()
-            await asyncio.gather(*tasks)
 
     async def _answered(self, client):
         """A request with a prompt of its own, sent again on a new connection until it is answered: that connection."""
         self._num_asked += 1
         prompt = f"{self.name} {self._num_asked} ".ljust(self.prompt_tokens * BYTES_PER_TOKEN, "x")
         while True:
+            is_answered = False
             try:
                 client = client or await Client.open(self._port)
                 client.send({"model": MODEL, "messages": [{"role": "user", "content": prompt}]}, key=self._key)
                 found = await client.answer()
-                if found.is_complete:
-                    self.statuses[found.status] += 1
-                    return client
+                is_answered = found.is_complete
             except (ConnectionError, asyncio.IncompleteReadError):
                 pass  # it died
-            if client is not None:
-                client.close()
+            finally:
+                if client is not None and not is_answered:
+                    client.close()
+            if is_answered:
+                self.statuses[found.status] += 1
+                return client
             client = None
             self.broken += 1
 

@@ -21,7 +21,9 @@ from gateway.turned_away import NoTurn
 from policies.caps import CapLimits
 from policies.entry import Entry
 from policies.lane import Lane
+from policies.lease_table import LeaseTable
 from policies.leases import SoleHoldings
+from policies.local_holdings import LocalHoldings
 from routing.decision import NoReplica, RouteDecision
 from routing.pool import PoolSettings
 from routing.replica import ReplicaState
@@ -69,7 +71,7 @@ class Waiting:
     async def pass_time(self, seconds):
         """The clock moves, and the timer that looks at it fires."""
         self.fleet.now += seconds
-        self.dispatch.wake()
+        self.dispatch.recheck()
         await settle()
 
     @property
@@ -630,6 +632,40 @@ async def test_units_of_a_lease_are_given_back_with_the_turn():
         await settle()
         assert one.held == (2, 0)
     assert holdings.statistics()["units_in_use"] == 0
+
+
+async def test_a_leased_cap_that_others_use_for_long_is_still_wanted():
+    """A gateway that got no unit of a tenant's cap goes on asking, however long the others keep theirs."""
+    table, mine, others = LeaseTable(), LocalHoldings("mine"), LocalHoldings("others")
+
+    def renew(holdings, now):
+        report = holdings.report(next(holdings.due()), now)
+        return holdings.apply(report, table.renew(report, now))
+
+    batch = "batch:alder:interactive:r1"
+    async with waiting(seats=2, holdings=mine) as one:
+        for _ in range(20):  # until the table grants, and the others have all of the cap
+            one.fleet.now += 1.0
+            others.try_take(batch, 1, one.fleet.now)
+            renew(others, one.fleet.now)
+            renew(mine, one.fleet.now)
+        assert others.statistics()["units_in_use"] == 1
+        one.enter("patient", batch_cap=1)
+        await settle()
+        for _ in range(40):
+            await one.pass_time(admission.RECHECK_S)
+            if renew(mine, one.fleet.now):
+                one.dispatch.wake_caps()
+            renew(others, one.fleet.now)
+        assert one.held == (0, 1)
+        others.give_back(batch)
+        for _ in range(20):
+            await one.pass_time(admission.RECHECK_S)
+            renew(others, one.fleet.now)
+            if renew(mine, one.fleet.now):
+                one.dispatch.wake_caps()
+                await settle()
+        assert one.held == (1, 0)
 
 
 async def test_depths_name_every_queue_in_use():
