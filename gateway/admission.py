@@ -12,7 +12,7 @@ from gateway.errors import Refused
 from gateway.model_queue import MarketRules, ModelQueue
 from gateway.settings import LanesSection
 from gateway.turn import Absent, Turn, Waiting
-from gateway.turned_away import NoTurn, no_seats, queue_full, queue_timeout, shed, stopping
+from gateway.turned_away import NoTurn, gave_way, no_seats, queue_full, queue_timeout, shed, stopping
 from policies.caps import CapLimits, Caps
 from policies.entry import Entry
 from policies.fair_queue import FairQueue
@@ -40,7 +40,6 @@ class Dispatch:
         kv_used_ratio: Callable[[str], float] = lambda _name: 0.0,
     ) -> None:
         self._router = router
-        self._lanes = lanes
         self._clock = clock
         self._rules = MarketRules(kv_used_ratio, holdings)
         self._fair = _fair_settings(lanes)
@@ -145,17 +144,10 @@ class Dispatch:
         queue = self._queue(waiting.query.model)
         granted: asyncio.Future[Turn] = asyncio.get_running_loop().create_future()
         waiting.ticket = granted
-        is_queued = queue.enter(entry, now) is None
+        queue.enter(entry, now)
         self._serve(queue)
-        if not granted.done():
-            depth = queue.queue.depth(entry.lane)
-            if not is_queued or depth > self._lanes.of(entry.lane).queue:  # those who find a seat at once never waited
-                queue.leave(entry, now)
-                raise queue_full(entry.lane, depth, queue.saturation.retry_after_s(entry.lane, depth, now))
-            refusal = queue.refusal(entry, now)
-            if refusal is not None:
-                queue.leave(entry, now)
-                raise shed(refusal, has_deadline=waiting.has_deadline)
+        if not granted.done():  # those who find a seat at once never waited
+            self._keep_bounds(queue, entry, now)
             self._arm_recheck()
         return granted
 
@@ -187,11 +179,27 @@ class Dispatch:
             self._models[model] = queue
         return queue
 
+    def _keep_bounds(self, queue: ModelQueue, entry: Entry, now: float) -> None:
+        """Refuse the newcomer where it may not wait; where too many wait now, another's surplus gives way to it."""
+        overflow = queue.queue.overflow(entry)
+        if overflow is not None and overflow.entry is entry:
+            retry_after_s = queue.retry_after_s(entry.lane, now)
+            queue.leave(entry, now)
+            raise queue_full(overflow, retry_after_s)
+        refusal = queue.refusal(entry, now)
+        if refusal is not None:
+            queue.leave(entry, now)
+            raise shed(refusal, has_deadline=entry.request.has_deadline)
+        if overflow is not None:
+            refused = gave_way(overflow, queue.retry_after_s(entry.lane, now))
+            queue.leave(overflow.entry, now)
+            _refuse(overflow.entry, refused)
+
     def _serve(self, queue: ModelQueue) -> None:
         now = self._clock()
         if now >= queue.queue.due_at:
             for entry in queue.expire(now):
-                _refuse(entry, queue_timeout(now - entry.since))
+                _refuse(entry, queue_timeout(now - entry.queued_at))
         for found in queue.turns(now):
             if isinstance(found, Absent):
                 _refuse(found.entry, NoTurn(found.reason))
@@ -270,9 +278,9 @@ def _refuse(entry: Entry, refused: Refused) -> None:
 
 def _fair_settings(lanes: LanesSection) -> FairSettings:
     rules = {
-        Lane.INTERACTIVE: LaneRule(bound=lanes.interactive.queue + 1),  # one more for who finds a seat at once
-        Lane.STANDARD: LaneRule(weight=lanes.standard.weight, bound=lanes.standard.queue + 1),
-        Lane.BULK: LaneRule(weight=lanes.bulk.weight, bound=lanes.bulk.queue + 1),
+        Lane.INTERACTIVE: LaneRule(bound=lanes.interactive.queue),
+        Lane.STANDARD: LaneRule(weight=lanes.standard.weight, bound=lanes.standard.queue),
+        Lane.BULK: LaneRule(weight=lanes.bulk.weight, bound=lanes.bulk.queue),
     }
     return FairSettings(lanes=rules, lift_after_s=lanes.bulk.lift_after_s)
 

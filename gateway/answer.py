@@ -28,8 +28,15 @@ def keep_alive() -> bytes:
     return comment("keep-alive")
 
 
+def _no_headers() -> Headers:
+    return []
+
+
 class ClientAnswer:
-    """One answer. `silence` makes the comment for a silent stream; the stage the request is in sets it."""
+    """One answer. `silence` makes the comment for a silent stream; the stage the request is in sets it.
+
+    `late_headers` makes those headers that tell how things stand, when they are committed.
+    """
 
     __slots__ = (
         "_headers",
@@ -40,6 +47,7 @@ class ClientAnswer:
         "_timer",
         "has_content",
         "has_started",
+        "late_headers",
         "silence",
     )
 
@@ -53,6 +61,7 @@ class ClientAnswer:
         self.has_started = False
         self.has_content = False
         self.silence: Callable[[], bytes] = keep_alive
+        self.late_headers: Callable[[], Headers] = _no_headers
 
     def admit(self) -> None:
         """The request was admitted: a stream's headers are due within `COMMIT_AFTER_S`."""
@@ -63,7 +72,7 @@ class ClientAnswer:
         if self.has_started:
             return
         self.has_started = True
-        self._sink.start(200, _SSE_HEADERS + self._headers, None)
+        self._sink.start(200, _SSE_HEADERS + self._headers + self.late_headers(), None)
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._loop.call_later(self._keepalive_s, self._tick)
@@ -84,7 +93,7 @@ class ClientAnswer:
         """An unstreamed answer."""
         self._stop()
         self.has_started = True
-        self._sink.start(status, [_JSON, *self._headers, *headers], len(body))
+        self._sink.start(status, [_JSON, *self._headers, *self.late_headers(), *headers], len(body))
         self._sink.write(body)
         self._sink.end()
 

@@ -18,6 +18,7 @@ from cache_affinity.ratio import TokenRatios
 from engines.contract import Headers
 from gateway.admission import Dispatch
 from gateway.api.discovery import Discovery, problem_response
+from gateway.api.own import Own
 from gateway.asgi import InferenceRoute
 from gateway.attempts import caps_of
 from gateway.auth import AuthFailure, Directory
@@ -28,17 +29,24 @@ from gateway.edge import Edge
 from gateway.errors import BUG, Problem
 from gateway.fleet import Fleet
 from gateway.hot import hot_protocol
+from gateway.isolation import CacheIsolation
+from gateway.ledger import Books, NoJournal
+from gateway.ledger_keeper import retention_of
 from gateway.lifecycle import Lifecycle
 from gateway.models import ModelTable
 from gateway.parts import Parts
 from gateway.peers import Peers
 from gateway.recorder import Recorder
+from gateway.recount import Recount
 from gateway.request import Surface
 from gateway.settings import Settings
+from observability import logs
 from observability.metrics import Metrics
 from policies.bulk_controller import BulkSettings
+from policies.cache_claims import CacheClaims, MemoryCacheClaims
 from policies.caps import CapLimits
 from policies.lane import Lane
+from policies.meters import Moment
 from policies.output_estimate import OutputEstimates
 from policies.quota import Quotas
 from policies.retry import RetryBudget
@@ -55,41 +63,60 @@ SHADOW_KEEP_S = 3600.0  # chosen: a prefix nobody used for an hour is forgotten;
 class Gateway:
     """One gateway process's parts, its data plane app and its control app."""
 
-    def __init__(self, settings: Settings, store: Store, peers: Peers | None = None) -> None:
-        """`peers`: the other gateways, where there may be some; call `dispatch.wake_caps` when they leave more."""
+    def __init__(
+        self,
+        settings: Settings,
+        store: Store,
+        peers: Peers | None = None,
+        claims: CacheClaims | None = None,
+        books: Books | None = None,
+    ) -> None:
+        """`peers`: the other gateways, where there may be some; call `dispatch.wake_caps` when they leave more.
+
+        `claims`: which tenant owns which engine without a salt; None: known to this process alone. `books`: where
+        requests are written down and what was used is read; None: nowhere.
+        """
         self.settings = settings
         self._peers = peers
         self._is_draining = False
         self._bodies = Bodies(self._max_body_bytes())
         reserved = {lane: settings.lanes.of(lane).reserved_seats for lane in Lane}
         pool = ReplicaPool(PoolSettings(reserved_seats=reserved))
-        router = Router(pool, TokenRatios())
+        isolation = CacheIsolation(pool, claims or MemoryCacheClaims())
+        router = Router(pool, TokenRatios(), may_use=isolation.owners.may_use)
         fleet = Fleet(settings, pool, time.monotonic, self._on_fleet_change)
         dispatch = Dispatch(router, settings.lanes, time.monotonic, holdings=peers, kv_used_ratio=fleet.kv_used_ratio)
         self._seats = SeatControl(
             pool, time.monotonic, BulkSettings(itl_p95_s=settings.lanes.interactive.itl_p95_s), on_open=self._on_open
         )
         models = ModelTable(settings.models, fleet.models)
+        journal = books.journal if books is not None else NoJournal()
+        self._ledger = books.ledger if books is not None else None
         self.metrics = Metrics(models.names, gauges(lambda: self.parts))
         self.parts = Parts(
             settings=settings,
             directory=Directory(store, self._on_directory_change),
             models=models,
-            quotas=Quotas(peers.share) if peers is not None else Quotas(),
+            quotas=Quotas() if peers is None else Quotas(peers.meters, peers.share),
             router=router,
             dispatch=dispatch,
             fleet=fleet,
+            isolation=isolation,
             retries=RetryBudget(settings.retries.budget_ratio),
             outputs=OutputEstimates(),
             seats=self._seats,
             bulk_runs=BulkRuns(self._seats, time.monotonic),
-            recorder=Recorder(self.metrics),
+            recorder=Recorder(self.metrics, journal=journal),
+            journal=journal,
             peers=peers,
             clock=time.monotonic,
             unix=time.time,
         )
+        self._recount: Recount | None = None
+        if books is not None and peers is None:  # what several gateways count together outlives each of them
+            self._recount = Recount(self.parts.quotas, books.ledger, self.parts.directory.tenants, self._moment)
         self.lifecycle = Lifecycle(self.parts)
-        self.control = Control(self.parts, self.lifecycle, self.metrics).app()
+        self.control = Control(self.parts, self.lifecycle, self.metrics, self.apply).app()
 
     def _on_open(self) -> None:
         """More seats than before: those who wait are asked in the next turn, when a lease that ends has ended."""
@@ -101,10 +128,23 @@ class Gateway:
 
     def _on_directory_change(self) -> None:
         self.parts.dispatch.recap(self._caps_of)
+        if self._recount is not None:
+            self._recount.changed()
+
+    def _moment(self) -> Moment:
+        return Moment(self.parts.clock(), self.parts.unix())
 
     def _caps_of(self, project_id: str, lane: Lane) -> CapLimits | None:
         tenant = self.parts.directory.tenant(project_id)
         return None if tenant is None else caps_of(tenant, lane)
+
+    def apply(self, settings: Settings) -> None:
+        """Put those settings into force that may change while requests run. Raises `ConfigError`; nothing is then."""
+        self.parts.fleet.configure(settings.replicas)
+        before, self.settings = self.settings, settings
+        self.parts.settings = settings
+        if settings.telemetry != before.telemetry:
+            logs.configure(settings.telemetry.log_level, "gateway")
 
     def is_ready(self) -> bool:
         """Whether a request could be served: not stopping, and every model has a ready replica."""
@@ -127,10 +167,20 @@ class Gateway:
         parts = self.parts
         inference = InferenceRoute(self.lifecycle.serve, self._is_known, self._bodies)
         discovery = Discovery(parts.directory, parts.models, self.is_ready, parts.unix, self.is_degraded)
+        own = Own(
+            parts.directory,
+            parts.quotas,
+            parts.recorder,
+            self._ledger,
+            retention_of(self.settings.ledger),
+            clock=parts.clock,
+            unix=parts.unix,
+        )
         app = Starlette(
             routes=[
                 *(Route(surface.value, inference, methods=["POST"]) for surface in Surface),
                 *discovery.routes(),
+                *own.routes(),
             ],
             exception_handlers={HTTPException: _http_error, Exception: _bug},
             lifespan=self._lifespan,
@@ -170,9 +220,12 @@ class Gateway:
             keepers = [
                 group.create_task(self.parts.directory.follow()),
                 group.create_task(self.parts.fleet.watch()),
+                group.create_task(self.parts.isolation.follow()),
                 group.create_task(self._tidy()),
                 group.create_task(self._steer()),
             ]
+            if self._recount is not None:
+                keepers.append(group.create_task(self._recount.follow()))
             try:
                 yield
             finally:
@@ -194,7 +247,7 @@ class Gateway:
         while True:
             await asyncio.sleep(TIDY_EVERY_S)
             now = time.monotonic()
-            self.parts.quotas.expire(now)
+            self.parts.quotas.expire(self._moment())
             self.parts.router.pool.expire(now - SHADOW_KEEP_S)
 
     def _max_body_bytes(self) -> int:

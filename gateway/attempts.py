@@ -13,7 +13,9 @@ from gateway import sse
 from gateway.admission import TurnHolder
 from gateway.answer import keep_alive
 from gateway.errors import Refused
+from gateway.ledger_intent import intent_of
 from gateway.outcome import Outcome
+from gateway.owed import Owed
 from gateway.parts import Call, Parts
 from gateway.relay import Preempted, Relay, Relayed, WholeRelay
 from gateway.replica_connection import ReplicaConnection
@@ -22,7 +24,7 @@ from gateway.streaming import StreamRelay
 from gateway.turn import NO_CAPS, Turn, Waiting
 from gateway.turned_away import NoTurn
 from policies.caps import CapLimits
-from policies.entry import Entry
+from policies.entry import FOREVER, Entry
 from policies.lane import Lane
 from policies.tenant import Tenant
 from routing.query import RouteQuery
@@ -40,14 +42,21 @@ class Attempts:
         self.num_relaying = 0
 
     async def run(self, call: Call, query: RouteQuery) -> None:
-        """Try one replica after another, until one answers or content has been sent. A retry takes a new turn."""
+        """Try one replica after another, until one answers or content has been sent. A retry takes a new turn.
+
+        Whoever comes back to the queue, from a replica that failed or because it gave way, has its old place there.
+        """
         self._parts.retries.earn()
         last: ReplicaError | None = None
+        since = FOREVER
         while True:
-            holder = self._parts.dispatch.turn(self._entry(call, query))
+            await self._parts.isolation.ensure_place(query)
+            entry = self._entry(call, query, since)
+            holder = self._parts.dispatch.turn(entry)
             call.answer.silence = partial(_queue_comment, holder)
             try:
                 async with holder as turn:
+                    since = entry.since
                     if last is not None and not self._parts.retries.spend():
                         raise last
                     call.answer.silence = keep_alive
@@ -68,8 +77,8 @@ class Attempts:
                 assert call.story.decision is not None, "an attempt that failed was routed"
                 query = replace(query, excluded=query.excluded | {call.story.decision.chosen})
 
-    def _entry(self, call: Call, query: RouteQuery) -> Entry:
-        """The request as the queue sees it: its flow, weight, caps and how long it may wait."""
+    def _entry(self, call: Call, query: RouteQuery, since: float) -> Entry:
+        """The request as the queue sees it: its flow, weight, caps, how long it may wait, and when it first came."""
         assert call.story.principal is not None, "only authenticated requests are dispatched"
         known, lane = call.story.principal.tenant, query.lane
         tenant = self._parts.directory.tenant(known.project_id) or known  # limits may have changed since the last try
@@ -84,8 +93,9 @@ class Attempts:
             lane,
             Waiting(query, caps_of(tenant, lane), has_deadline=deadline == call.deadline),
             weight=tenant.limits.weight,
-            output_tokens=self._parts.outputs.expected(tenant.project_id, lane, query.max_output_tokens),
+            output_tokens=self._parts.outputs.expected(tenant.project_id, lane, query.max_output_tokens, query.model),
             deadline=deadline,
+            since=since,
         )
 
     def _may_retry(self, call: Call, error: ReplicaError) -> bool:
@@ -100,11 +110,13 @@ class Attempts:
         """Send the request to the turn's replica, relay its answer, learn from it."""
         parts, story = self._parts, call.story
         assert story.request is not None, "attempts are made for requests that were read"
+        if not story.attempts:
+            parts.journal.intend(intent_of(story, turn.decision))  # what is not written down is not sent
         story.attempts += 1
         story.decision = turn.decision
         story.queued_s = (story.queued_s or 0.0) + turn.queued_s
         relay = self._relay(call, story.request, turn)
-        story.relayed = relay.relayed
+        story.relayed, story.owed = relay.relayed, Owed.ALL
         story.sent_at = sent_at = parts.clock()
         self.num_relaying += 1
         turn.cost = self._parts.dispatch.cost(turn.decision.uncached_tokens, 0)
@@ -118,15 +130,20 @@ class Attempts:
                     replica.ended(relay)
         except Preempted:
             turn.cost = 0.0  # the work was thrown away for others: not at this tenant's cost
+            story.owed = Owed.NOTHING
             raise
         except ReplicaError as error:
-            turn.cost = 0.0 if error.fault in _UNCHARGED else self._cost(turn, relay.relayed)
+            is_uncharged = error.fault in _UNCHARGED
+            turn.cost = 0.0 if is_uncharged else self._cost(turn, relay.relayed)
             if error.fault is Fault.TIMEOUT and relay.relayed.first_content_at is None and self._is_past(call.deadline):
                 raise deadline_passed() from None  # the client's own haste says nothing of the replica
+            story.owed = Owed.NOTHING if is_uncharged else Owed.DELIVERED
             parts.router.observe_failure(turn.lease, error.fault, parts.clock(), retry_after_s=error.retry_after_s)
             raise
         except asyncio.CancelledError:
             turn.cost = self._cost(turn, relay.relayed)  # leaving early is no discount
+            computed = parts.seats.computed_tokens(turn.lease, relay.relayed.num_chunks or None, parts.clock())
+            story.unseen_tokens = computed - turn.lease.uncached_tokens
             raise
         else:
             self._settle(turn, relayed, sent_at)
@@ -180,7 +197,9 @@ class Attempts:
         turn.cost = self._cost(turn, relayed)
         self._learn_steps(turn, relayed)
         if usage is not None:
-            self._parts.outputs.observe(turn.entry.tenant, turn.entry.lane, usage.completion_tokens)
+            self._parts.outputs.observe(
+                turn.entry.tenant, turn.entry.lane, usage.completion_tokens, turn.decision.model
+            )
         self._parts.router.settled(
             turn.decision,
             turn.lease,

@@ -15,7 +15,7 @@ import structlog
 
 from gateway.principals import Principals, principals_of
 from policies.keys import CredentialFault, digest, read_credential
-from policies.store import Store, StoreError
+from policies.store import Store, StoreError, StoreLost
 from policies.tenant import Principal, Tenant
 
 POLL_S = 0.5
@@ -78,6 +78,7 @@ class Directory:
         self._read_at = float("-inf")
         self._refreshing = asyncio.Lock()
         self._is_failing = False
+        self.store_lost = ""  # the sentence of a store that is not there any more; empty while it is
 
     @property
     def revision(self) -> int | None:
@@ -109,13 +110,18 @@ class Directory:
         """The project as a tenant, if it has a key that may call."""
         return self._tenants.get(project_id)
 
+    def tenants(self) -> tuple[Tenant, ...]:
+        """Every project that has a key that may call."""
+        return tuple(self._tenants.values())
+
     async def refresh(self) -> bool:
         """Whether the store had changed; what changed before this call is in force when it returns.
 
         Raises `StoreError`; the last directory stays in force then.
         """
         async with self._refreshing:
-            changed = await self._store.revision() != self._revision
+            # After an outage it may be another store, with the same number by chance.
+            changed = await self._store.revision() != self._revision or self._is_failing
             if changed:
                 snapshot = await self._store.snapshot()
                 # Building takes long for many keys, and the event loop has streams to serve.
@@ -137,10 +143,12 @@ class Directory:
                 if not self._is_failing:
                     log.warning("directory.refresh_failed", error=str(error))
                 self._is_failing = True
+                self.store_lost = str(error) if isinstance(error, StoreLost) else ""
             else:
                 if self._is_failing:
                     log.info("directory.refresh_recovered", revision=self._revision)
                 self._is_failing = False
+                self.store_lost = ""
             await asyncio.sleep(poll_s)
 
     def __repr__(self) -> str:

@@ -69,11 +69,14 @@ class BulkRuns:
             runs[chosen.request_id].relay.preempt()
 
     def _described(self, run: _Run, now: float) -> BulkRun:
-        lease = run.turn.lease
+        lease, asked = run.turn.lease, run.story.request
+        computed = self._seats.computed_tokens(lease, run.relay.relayed.num_chunks or None, now)
+        if asked is not None and asked.max_output_tokens is not None:
+            computed = min(computed, lease.uncached_tokens + asked.max_output_tokens)  # a guess knows no end
         return BulkRun(
             run.story.request_id,
             lease.begun_at,
-            self._seats.computed_tokens(lease, run.relay.relayed.num_chunks or None, now),
+            computed,
             has_sent_content=run.answer.has_content,
             times_preempted=run.story.preemptions,
         )

@@ -12,6 +12,8 @@ from gateway.launch_plan import Launch
 from gateway.ports import announced_port
 from observability import logs
 
+_LAST_WORDS_S = 2.0  # chosen: a gateway needs `server.LAST_WORDS_S` and a moment to end
+
 
 class Children:
     """All child processes of one run.
@@ -64,7 +66,8 @@ class Children:
     async def running(self, force: asyncio.Event) -> AsyncIterator[list[asyncio.Task[None]]]:
         """All children run inside the block. Leaving it, the gateways drain first, then the workers end.
 
-        `force`: once set, what is left ends at once. The tasks end early only by a bug of ours.
+        `force`: once set, what is left ends at once, open streams with an error event. The tasks end early only by a
+        bug of ours.
         """
         tasks = [asyncio.create_task(child.run(), name=child.spec.name) for child in self._all()]
         tasks.append(asyncio.create_task(self.fleet.run(), name="fleet"))
@@ -75,7 +78,7 @@ class Children:
             forced = asyncio.ensure_future(force.wait())
             await asyncio.wait({kindly, forced}, return_when=asyncio.FIRST_COMPLETED)
             if not kindly.done():
-                await asyncio.gather(*(child.stop(0) for child in self._all()))
+                await self._end_at_once()
             forced.cancel()
             await kindly
             tasks[-1].cancel()
@@ -87,6 +90,11 @@ class Children:
     async def _end_in_order(self) -> None:
         await asyncio.gather(*(gateway.stop() for gateway in self._gateways.values()))
         await asyncio.gather(*(worker.stop() for worker in self._workers))
+
+    async def _end_at_once(self) -> None:
+        # A gateway that hears its second SIGTERM ends every open stream with an error event; nobody else is waited for.
+        await asyncio.gather(*(gateway.stop(_LAST_WORDS_S) for gateway in self._gateways.values()))
+        await asyncio.gather(*(worker.stop(0) for worker in self._workers))
 
     def _all(self) -> list[Supervised]:
         return [*self._gateways.values(), *self._workers]
@@ -136,7 +144,9 @@ class Children:
         """One log line an event: a loss is a warning, a child that cannot start an error."""
         match event:
             case Started(name, url, generation, _):
-                self._log.info(f"{kind}.started", name=name, url=url, generation=generation)
+                # The first start of all is told by the ready line; one after a loss is news.
+                log = self._log.debug if generation == 1 else self._log.info
+                log(f"{kind}.started", name=name, url=url, generation=generation)
             case Lost(name, generation, _, code, reason, retry_in_s):
                 fields = {"exit_status": code, "reason": reason, "retry_in_s": retry_in_s}
                 self._log.warning(f"{kind}.lost", name=name, generation=generation, **fields)

@@ -129,9 +129,10 @@ def read_answer(body: bytes) -> Usage | None:
     answer = _decode_answer(body)
     if bytes(answer.error) not in _NOTHING:
         raise msgspec.ValidationError("the engine answered an error with status 200")
-    if answer.choices is None:
+    usage = _read_usage(answer.usage) if bytes(answer.usage) not in _NOTHING else None
+    if answer.choices is None or (not answer.choices and usage is None):
         raise msgspec.ValidationError("the engine's answer has no choices")
-    return _read_usage(answer.usage) if bytes(answer.usage) not in _NOTHING else None
+    return usage
 
 
 def _check_utf8(payload: bytes) -> None:

@@ -17,10 +17,12 @@ from rich.text import Text
 
 from engines.launch.wheel_download import ModelFetchError
 from gateway.admin import commands
-from gateway.doctor import Finding, Health, examine
+from gateway.backup import backup, copying
+from gateway.doctor import examine
+from gateway.finding import Finding, Health
 from gateway.home import Home, HomeError, home_path
 from gateway.ports import PortUnusable
-from gateway.settings import ConfigError
+from gateway.settings import ConfigError, load
 from gateway.startup import Request, start
 from gateway.supervisor import SupervisorError
 from observability import logs
@@ -121,6 +123,24 @@ def doctor(
         _write_table(findings)
     if not _is_sound(findings):
         raise typer.Exit(1)
+
+
+@app.command("backup", epilog="Example: warmlane backup /var/backups/warmlane")
+def make_backup(
+    *,
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="Where the copies go; made if need be.")],
+    config: Config = None,
+    home: HomeFolder = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Write JSON for scripts.")] = False,
+) -> None:
+    """Copy the SQLite store and ledger, also while Warmlane runs. Copies of the same names are replaced."""
+    with copying() as on_progress:
+        copies = backup(load(config), home_path(home, os.environ), folder, on_progress)
+    if as_json:
+        typer.echo(json.dumps({"files": [{"file": str(one.target), "bytes": one.num_bytes} for one in copies]}))
+    else:
+        for one in copies:
+            typer.echo(f"{one.source} is copied to {one.target} ({one.num_bytes} bytes)")
 
 
 commands.mount(app)

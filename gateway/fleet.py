@@ -7,14 +7,16 @@ is ready. Decides nothing about requests.
 import asyncio
 import os
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Annotated
+from urllib.parse import urlsplit
 
 import msgspec
 
 from engines.adapters import adapter_for
 from engines.contract import EngineAdapter, Fault, Headers, LoadReport, ReplicaError
 from engines.upstream import Upstream, UpstreamLimits
+from engines.upstream.addresses import no_engine_at
 from gateway.replica_connection import ReplicaConnection
 from gateway.settings import ConfigError, ReplicaSection, Settings
 from observability import logs
@@ -40,6 +42,7 @@ class AnnouncedReplica(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     generation: int = 0
     priority: bool = False
     bulk_seats: int | None = None
+    is_cache_shared: bool = False
 
 
 class Announcement(msgspec.Struct, frozen=True):
@@ -66,7 +69,7 @@ class Fleet:
         self._connections: dict[str, ReplicaConnection] = {}
         self._models: frozenset[str] = frozenset()
         for section in settings.replicas:
-            self._attach(_of_section(section), _api_key(section), is_announced=False)
+            self._attach(_of_section(section), api_key(section), is_announced=False)
 
     def connection(self, name: str) -> ReplicaConnection:
         """How to reach a replica that was just chosen. Raises `ReplicaError` (CONNECT) if it is gone already."""
@@ -103,6 +106,8 @@ class Fleet:
                 raise ValueError(f"the name {replica.name!r} belongs to a replica of the configuration")
             adapter_for(replica.engine, has_priority=replica.priority)
             Upstream.from_url(replica.url)
+            if (why := no_engine_at(urlsplit(replica.url).hostname or "")) is not None:
+                raise ValueError(why)
         names = {replica.name for replica in announcement.replicas}
         for name in [name for name, one in self._connections.items() if one.is_announced and name not in names]:
             self._detach(name)
@@ -110,6 +115,23 @@ class Fleet:
             self._attach(replica, None, is_announced=True)
         if announcement.draining is not None:
             self._drain_exactly(frozenset(announcement.draining))
+        self._on_change()
+
+    def configure(self, sections: Sequence[ReplicaSection]) -> None:
+        """Make the configured replicas exactly these; what is under way at one that is left out goes on to its end.
+
+        Raises `ConfigError` for a key that cannot be, or a worker's name; then nothing has changed.
+        """
+        keys = {section.name: api_key(section) for section in sections}
+        for name in keys:
+            if name in self._connections and self._connections[name].is_announced:
+                raise ConfigError(f"replicas: the name {name} belongs to a worker")
+        for name in [name for name, one in self._connections.items() if not one.is_announced and name not in keys]:
+            self._pool.remove(name)
+            self._connections.pop(name).retire()
+        for section in sections:
+            self._attach(_of_section(section), keys[section.name], is_announced=False)
+        self._models = frozenset(self._pool.models())
         self._on_change()
 
     def drain(self, name: str) -> Replica | None:
@@ -155,9 +177,10 @@ class Fleet:
         known = self._connections.get(announced.name)
         if known is not None and url == announced.url:
             known.adapter, known.upstream_model = adapter, announced.upstream_model or announced.model
+            known.api_key = api_key
         else:
             if known is not None:
-                known.close()
+                known.close() if is_announced else known.retire()  # a worker's old address is dead
             self._connections[announced.name] = ReplicaConnection(
                 adapter=adapter,
                 upstream=Upstream.from_url(announced.url, limits=self._limits),
@@ -230,6 +253,7 @@ def _spec(announced: AnnouncedReplica, adapter: EngineAdapter) -> ReplicaSpec:
         kv_tokens=announced.kv_tokens,
         generation=announced.generation,
         bulk_seats=announced.bulk_seats,
+        is_cache_shared=announced.is_cache_shared,
     )
 
 
@@ -243,10 +267,11 @@ def _of_section(section: ReplicaSection) -> AnnouncedReplica:
         upstream_model=section.upstream_model,
         labels=section.labels,
         priority=section.priority,
+        is_cache_shared=section.shares_cache,
     )
 
 
-def _api_key(section: ReplicaSection) -> str | None:
+def api_key(section: ReplicaSection) -> str | None:
     """The engine's key, None without one. Raises `ConfigError` for what no header can carry; a final newline is cut."""
     key = os.environ.get(section.api_key_env, "").strip() if section.api_key_env else ""
     if key and not re.fullmatch(r"[\x21-\x7e]+", key):

@@ -5,7 +5,6 @@ what was held and is recorded once. Knows no HTTP server: it writes to a `Client
 """
 
 import asyncio
-import math
 
 from cache_affinity.prefix import prefix_key
 from engines.contract import Fault, Headers, ReplicaError
@@ -20,12 +19,12 @@ from gateway.fields import LARGE_BYTES
 from gateway.outcome import Outcome
 from gateway.parts import Call, Parts
 from gateway.request import Surface, asked_lane, read
+from gateway.reserving import Reserving
 from gateway.sink import ClientSink, Incoming
 from gateway.story import Story
 from gateway.turned_away import nobody_serves
 from observability import logs
 from policies.lane import Lane
-from policies.quota import Rejected, Reservation
 from policies.tenant import Principal
 from routing.query import RouteQuery
 
@@ -38,8 +37,7 @@ class Lifecycle:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._attempts = Attempts(parts)
-        settings = parts.settings
-        self._expected = {one.model for one in settings.replicas} | {one.model for one in settings.workers}
+        self._reserving = Reserving(parts)
         self.num_in_flight = 0
 
     @property
@@ -94,22 +92,14 @@ class Lifecycle:
         refuse_packed(incoming)
         lane = call.story.lane = classify(incoming, asked_lane(incoming.body), principal)
         headers.append((b"x-warmlane-lane", lane.value.encode()))
-        num_headers = len(headers)
         # Limits come before the body is read: whoever is over them must not cost the others that time.
-        with self._reserve(principal, lane, headers) as reservation:
-            try:
-                query = await self._read(call, principal, lane)
-                assert call.story.request is not None, "just read"
-                if call.story.request.is_streaming:
-                    call.answer.admit()
-                await self._attempts.run(call, query)
-            except (ClientError, Refused) as error:
-                if not call.story.attempts:
-                    reservation.undo()  # it never had a turn: the refusal leaves every counter as it was
-                    del headers[num_headers:]
-                    if isinstance(error, Refused):
-                        self._tell_standing(principal, headers)
-                raise
+        with await self._reserving.arrive(call, principal.tenant, lane) as held:
+            query = await self._read(call, principal, lane)
+            await held.expect(query)
+            assert call.story.request is not None, "just read"
+            if call.story.request.is_streaming:
+                call.answer.admit()
+            await self._attempts.run(call, query)
 
     async def _read(self, call: Call, principal: Principal, lane: Lane) -> RouteQuery:
         """What is asked for; a large body is read beside the loop, which serves others meanwhile."""
@@ -117,7 +107,7 @@ class Lifecycle:
         request = read(surface, body) if len(body) <= LARGE_BYTES else await asyncio.to_thread(read, surface, body)
         call.story.request = request
         model = call.story.model = self._parts.models.resolve(request.model, principal.tenant)
-        if model not in self._expected and model not in self._parts.fleet.models():
+        if model not in self._parts.fleet.models() and not self._is_expected(model):
             raise nobody_serves()
         call.deadline = read_deadline(call.incoming)
         call.traceparent = read_traceparent(call.incoming)
@@ -129,28 +119,16 @@ class Lifecycle:
             principal.tenant.project_id,
             request.max_output_tokens or 0,
             labels=self._parts.settings.lanes.labels_of(lane),
+            cache_domain=principal.tenant.cache_domain,
         )
+
+    def _is_expected(self, model: str) -> bool:
+        """Whether the configuration has somebody for it, who may still come."""
+        settings = self._parts.settings
+        return model in {replica.model for replica in settings.replicas} | {one.model for one in settings.workers}
 
     def _authenticate(self, incoming: Incoming) -> Principal:
         principal = self._parts.directory.authenticate(incoming.headers, self._parts.unix())
         if isinstance(principal, AuthFailure):
             raise ClientError(principal.message, status=401, code=principal.code, outcome=Outcome.UNAUTHENTICATED)
         return principal
-
-    def _reserve(self, principal: Principal, lane: Lane, headers: Headers) -> Reservation:
-        """Hold this request's share of the tenant's limits; the headers tell what is left, refused or not."""
-        reservation = self._parts.quotas.reserve(principal.tenant, lane, self._parts.clock())
-        self._tell_standing(principal, headers)
-        if isinstance(reservation, Rejected):
-            code, wait_s = reservation.reason.value, reservation.retry_after_s
-            raise Refused(reservation.message, code=code, status=429, retry_after_s=wait_s)
-        return reservation
-
-    def _tell_standing(self, principal: Principal, headers: Headers) -> None:
-        standing = self._parts.quotas.standing(principal.tenant, self._parts.clock())
-        if standing is not None:
-            headers += [
-                (b"x-ratelimit-limit-requests", b"%d" % standing.limit),
-                (b"x-ratelimit-remaining-requests", b"%d" % standing.remaining),
-                (b"x-ratelimit-reset-requests", b"%ds" % math.ceil(standing.reset_s)),
-            ]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from gateway.turn import NO_CAPS, Absent, Turn, Waiting
 from policies.caps import CapLimits, Caps
 from policies.entry import Entry, Picked
-from policies.fair_queue import FairQueue, Place, QueueFull
+from policies.fair_queue import FairQueue, Place
 from policies.lane import Lane
 from policies.leases import Holdings, seats
 from policies.offer import NoRoom, Offer
@@ -63,23 +63,28 @@ class ModelQueue:
     def __len__(self) -> int:
         return len(self.queue)
 
-    def enter(self, entry: Entry, now: float) -> QueueFull | None:
-        """Let an entry wait, last in its flow; `entry.request` is a `Waiting`."""
+    def enter(self, entry: Entry, now: float) -> None:
+        """Let an entry wait; `entry.request` is a `Waiting`. The caller then gives turns and asks `queue.overflow`."""
         if self.queue or not self._roomy(entry.lane):  # else it is served at once and nobody asks where it belongs
             entry.home = self._router.home(entry.request.query)
-        full = self.queue.push(entry, now)
-        if full is None:
-            self.saturation.rate(entry.lane).arrived(now)
-        return full
+        self.queue.push(entry, now)
+        self.saturation.rate(entry.lane).arrived(now)
 
     def refusal(self, entry: Entry, now: float) -> Shed | TooLate | None:
-        """Why a waiting entry should rather not wait. Does not take it out."""
-        place = self.queue.place_of(entry)
-        if place is None:
+        """Why a waiting entry should rather not wait. Does not take it out.
+
+        In its own lane only its own flow's age counts: that another tenant's flood is old delays nobody else.
+        """
+        place, flow = self.queue.place_of(entry), entry.flow
+        if place is None or flow is None:
             return None
-        return self.saturation.refusal(
-            entry.lane, self.load(entry.lane, now), in_lane=place.in_lane, deadline=entry.deadline, now=now
-        )
+        load = self.load(entry.lane, now)
+        load = replace(load, oldest_wait_s={**load.oldest_wait_s, entry.lane: now - flow.oldest_since})
+        return self.saturation.refusal(entry.lane, load, in_lane=place.in_lane, deadline=entry.deadline, now=now)
+
+    def retry_after_s(self, lane: Lane, now: float) -> float:
+        """When a place of the lane comes free for who is refused now, whom it is then promised."""
+        return self.saturation.retry_after_s(lane, self.queue.depth(lane), now)
 
     def turns(self, now: float) -> Iterator[Turn | Absent]:
         """Every turn that can be given now, and every entry that waits in vain, one after the other."""

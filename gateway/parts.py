@@ -9,6 +9,8 @@ from gateway.answer import ClientAnswer
 from gateway.auth import Directory
 from gateway.bulk_runs import BulkRuns
 from gateway.fleet import Fleet
+from gateway.isolation import CacheIsolation
+from gateway.ledger import Journal
 from gateway.models import ModelTable
 from gateway.peers import Peers
 from gateway.recorder import Recorder
@@ -22,9 +24,11 @@ from routing.router import Router
 from routing.seat_control import SeatControl
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Parts:
     """What the lifecycle works with; `app.py` makes them. `clock`: monotonic seconds, `unix`: Unix seconds.
+
+    `settings`: those in force; a reload puts others in their place, so ask at every use. The rest never changes.
 
     `peers`: the other gateways, None where this one shares nothing.
     """
@@ -36,11 +40,13 @@ class Parts:
     router: Router
     dispatch: Dispatch
     fleet: Fleet
+    isolation: CacheIsolation
     retries: RetryBudget
     outputs: OutputEstimates
     seats: SeatControl
     bulk_runs: BulkRuns
     recorder: Recorder
+    journal: Journal
     clock: Callable[[], float]
     unix: Callable[[], float]
     peers: Peers | None = None

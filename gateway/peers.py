@@ -6,10 +6,11 @@ A gateway with a store of its own has no peers. Made in `redis_peers.py`; who us
 from typing import Protocol
 
 from policies.leases import Holdings
+from policies.meters import Meter, Meters
 
 
 class Peers(Holdings, Protocol):
-    """Leased units (seats, caps), parts of request limits, and how this gateway stands."""
+    """Leased units (seats, caps), meters that count with the others, and how this gateway stands."""
 
     @property
     def num_gateways(self) -> int:
@@ -21,6 +22,20 @@ class Peers(Holdings, Protocol):
         """Whether the store has not answered for a lease: nothing is taken but what the fallback allows."""
         ...
 
+    @property
+    def meters(self) -> Meters:
+        """Who counts rates, tokens and money together with the other gateways."""
+        ...
+
+    @property
+    def is_limits_degraded(self) -> bool:
+        """Whether limits are decided without the store: money refuses, of the rest this gateway admits its part."""
+        ...
+
+    async def until_granted(self, meter: Meter, amount: int, timeout_s: float = 0.25) -> bool:
+        """Wait for the allowance that a take was short of (`Short.is_pending`); whether another take is worth it."""
+        ...
+
     def share(self, limit: int) -> int:
-        """The part of a request limit that this gateway enforces by itself."""
+        """The part of a limit of requests in flight that this gateway enforces by itself."""
         ...

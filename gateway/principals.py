@@ -10,7 +10,7 @@ from policies.keys import cache_salt
 from policies.lane import Lane
 from policies.limits import CLOSED, LimitsDocument, LimitsError, effective, parse_limits
 from policies.store import Key, KeyDigest, Snapshot
-from policies.tenant import Limits, Principal, Tenant
+from policies.tenant import Limits, Principal, Role, Tenant, cache_domain
 
 Principals = dict[bytes, Principal]
 
@@ -32,16 +32,20 @@ def principals_of(snapshot: Snapshot) -> Built:
     for project in snapshot.projects:
         above = documents.get(project.organization_id)
         own = _document(project.id, project.limits, faults)
+        limits = CLOSED if above is None or own is None else effective(above, own)
+        domain = cache_domain(project.id, project.organization_id, limits)
         tenants[project.id] = Tenant(
             project_id=project.id,
             organization_id=project.organization_id,
-            cache_salt=cache_salt(snapshot.server_secret, project.id),
-            limits=CLOSED if above is None or own is None else effective(above, own),
+            cache_salt=cache_salt(snapshot.server_secret, domain),
+            limits=limits,
             organization_limits=CLOSED if above is None else effective(above),
         )
     keys = {key.id: key for key in snapshot.keys}
     principals = {
-        one.digest: _principal(tenants[keys[one.key_id].project_id], keys[one.key_id], one) for one in snapshot.digests
+        one.digest: _principal(tenants[keys[one.key_id].project_id], keys[one.key_id], one)
+        for one in snapshot.digests
+        if Role.SERVICE in keys[one.key_id].roles  # the others open the admin plane alone
     }
     callers = {one.tenant.project_id: one.tenant for one in principals.values()}
     return Built(principals, callers, tuple(faults))

@@ -21,10 +21,15 @@ import uvloop
 from gateway import server
 from gateway.app import Gateway
 from gateway.fleet import Announcement
+from gateway.isolation import opened_claims
+from gateway.ledger import opened_books
+from gateway.ledger_restore import used_so_far
 from gateway.settings import ConfigError, Settings, load
-from gateway.stores import opened
+from gateway.stores import is_made, opened, store_name
 from observability import logs
-from policies.store import StoreError
+from policies.ledger import Ledger
+from policies.meters import Moment
+from policies.store import StoreError, StoreLost
 
 if TYPE_CHECKING:
     from gateway.redis_peers import RedisPeers
@@ -63,10 +68,19 @@ async def _run(settings: Settings, home: Path, control: Path, *, port: int, numb
         why = "another program listens there" if error.errno == errno.EADDRINUSE else error.strerror
         logs.write_sentence(f"cannot listen on {host}:{port}: {why}; choose another with --port or WARMLANE_PORT")
         return 1
-    async with opened(settings.store, home) as store, contextlib.AsyncExitStack() as leases:
+    if not await is_made(settings.store, home):  # the supervisor makes it: a new one here would hide that it was lost
+        raise StoreLost(f"store lost: {store_name(settings.store, home)} is not there, restore it or restart")
+    async with (
+        opened(settings.store, home) as store,
+        opened_claims(settings.store, home) as claims,
+        opened_books(settings, home, f"gateway-{number}") as books,
+        contextlib.AsyncExitStack() as leases,
+    ):
         peers = _peers(settings, number) if settings.store.is_shared else None
-        gateway = Gateway(settings, store, peers)
+        gateway = Gateway(settings, store, peers, claims, books)
         await gateway.parts.directory.refresh()
+        if peers is None:  # what several gateways count together outlives each of them
+            await _restore(gateway, books.ledger)
         gateway.parts.fleet.announce(workers)
         if settings.gateway.processes > 1:  # connections come at once, and others could serve them already
             await gateway.parts.fleet.probe_all()
@@ -86,6 +100,13 @@ def _peers(settings: Settings, number: int) -> "RedisPeers":
     from gateway.redis_peers import RedisPeers  # one process with SQLite loads nothing of it
 
     return RedisPeers(settings.store.url, number=number, processes=settings.gateway.processes)
+
+
+async def _restore(gateway: Gateway, ledger: Ledger) -> None:
+    """What was used before counts again, so that nobody gets past a limit by a restart."""
+    moment = Moment(gateway.parts.clock(), gateway.parts.unix())
+    rows = await used_so_far(ledger, gateway.parts.directory.tenants(), moment.unix)
+    gateway.parts.quotas.restore(rows, moment)
 
 
 async def _serve(

@@ -7,6 +7,7 @@ import asyncio
 from collections import OrderedDict
 from typing import BinaryIO
 
+from gateway.ledger import Journal, NoJournal
 from observability.logs import write_records
 from observability.metrics import Metrics
 from observability.records import RequestRecord
@@ -19,8 +20,16 @@ MAX_REMEMBERED = 10_000  # records and receipts kept for GET /requests/{id}; abo
 class Recorder:
     """Takes each record once. `flush` makes everything visible at once."""
 
-    def __init__(self, metrics: Metrics, log: BinaryIO | None = None, max_remembered: int = MAX_REMEMBERED) -> None:
+    def __init__(
+        self,
+        metrics: Metrics,
+        log: BinaryIO | None = None,
+        max_remembered: int = MAX_REMEMBERED,
+        journal: Journal | None = None,
+    ) -> None:
+        """`journal`: where every record is written down for the ledger, at once; None: nowhere."""
         self._metrics = metrics
+        self._journal = journal or NoJournal()
         self._log = log
         self._max_remembered = max_remembered
         self._pending: list[RequestRecord] = []
@@ -29,6 +38,7 @@ class Recorder:
 
     def add(self, record: RequestRecord, decision: RouteDecision | None) -> None:
         """One request has ended. `decision`: the last routing decision, if there was one."""
+        self._journal.settle(record)
         self._remembered[record.request_id] = (record, decision)
         if len(self._remembered) > self._max_remembered:
             self._remembered.popitem(last=False)

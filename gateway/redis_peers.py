@@ -1,6 +1,7 @@
-"""Peers that meet in Redis: this gateway's leases, kept in the background, and what the dead have left behind.
+"""Peers that meet in Redis: this gateway's leases and meters, kept in the background, and what the dead have left.
 
-Loaded only with a shared store. Holds no rule: what is leased and lent, `policies/leases.py` and its neighbours say.
+Loaded only with a shared store. Holds no rule: what is leased, lent and granted, `policies/leases.py`,
+`policies/leased_meters.py` and their neighbours say.
 """
 
 import asyncio
@@ -8,11 +9,14 @@ from collections.abc import Callable
 from typing import Self
 
 from observability import logs
+from policies.leased_meters import LeasedMeters
 from policies.leases import LEASE_S
 from policies.local_holdings import LocalHoldings
+from policies.meters import Meter, Meters
 from policies.quota_share import share_of
 from policies.redis_leases import RedisLeases, bury, lease_clock, new_gateway_id
 from policies.redis_link import RedisLink
+from policies.redis_meters import GRANT_S, RedisMeters
 from policies.store import StoreError
 
 # What is used in equal parts when the store is away: too many requests for seats only queue in the engine, while a
@@ -24,7 +28,7 @@ _LOOK_EVERY_S = 0.05
 
 
 class RedisPeers:
-    """`Peers` at the Redis of `url`. `async with` it: leases are kept inside, and all are given back at the end.
+    """`Peers` at the Redis of `url`. `async with` it: leases and meters are kept inside, and given back at the end.
 
     `number`: which of its node's `processes` this gateway is, from 1. Set `on_raise` before entering: it is called when
     there is more to take than before. A lease's clock goes on while the machine sleeps, so the `now` of the callers,
@@ -46,7 +50,16 @@ class RedisPeers:
         self._clock = clock
         self._link = RedisLink(url)
         self._holdings = LocalHoldings(new_gateway_id(), lease_s=lease_s, fallback_families=FALLBACK_FAMILIES)
-        self._leases = RedisLeases(self._link, self._holdings, clock=clock, on_raise=self._on_raise)
+        self._leases = RedisLeases(
+            self._link, self._holdings, clock=clock, on_raise=self._on_raise, on_nudge=self._on_nudge
+        )
+        self._meters = RedisMeters(
+            self._link,
+            LeasedMeters(self._holdings.gateway, lease_s=lease_s, clock=clock),
+            channel=self._leases.channel,
+            num_gateways=lambda: self._holdings.num_gateways,
+            clock=clock,
+        )
 
     @property
     def gateway(self) -> str:
@@ -63,6 +76,24 @@ class RedisPeers:
         """Whether the store has not answered for a lease."""
         return self._leases.is_degraded
 
+    @property
+    def meters(self) -> Meters:
+        """Who counts rates, tokens and money together with the other gateways; for `Quotas`."""
+        return self._meters.leased
+
+    @property
+    def is_limits_degraded(self) -> bool:
+        """Whether limits are decided without the store: money refuses, of the rest this gateway admits its part."""
+        return self._meters.is_degraded
+
+    async def until_granted(self, meter: Meter, amount: int, timeout_s: float = GRANT_S) -> bool:
+        """Wait for the allowance that a take was short of; whether another take is worth it.
+
+        For after a `Short` that `is_pending`: the first request of a tenant here, or one that used the allowance up.
+        False as soon as it is known that the limit has no room.
+        """
+        return await self._meters.until_granted(meter, amount, timeout_s)
+
     async def until_granting(self) -> None:
         """Wait while leases are not granted yet, as for a lease after the first start of all; two leases at most."""
         ends_at = self._clock() + 2 * self._holdings.lease_s
@@ -70,7 +101,7 @@ class RedisPeers:
             await asyncio.sleep(_LOOK_EVERY_S)
 
     def share(self, limit: int) -> int:
-        """The part of a request limit that this gateway enforces by itself."""
+        """The part of a limit of requests in flight that this gateway enforces by itself."""
         return share_of(limit, number=self._number, processes=self._processes, living=self.num_gateways)
 
     def try_take(self, resource: str, limit: int, now: float, waiting: int = 1) -> bool:  # noqa: ARG002
@@ -96,11 +127,16 @@ class RedisPeers:
     def _on_raise(self) -> None:
         self.on_raise()
 
+    def _on_nudge(self, names: list[str]) -> None:
+        self._meters.nudged(names)
+
     async def __aenter__(self) -> Self:
         await self._leases.__aenter__()
+        await self._meters.__aenter__()
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self._meters.__aexit__()
         await self._leases.__aexit__()
         await self._link.close()
 

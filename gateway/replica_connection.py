@@ -39,6 +39,7 @@ class ReplicaConnection:
     load: LoadReport
     relays: set[OpenRelay] = field(default_factory=set)
     heard_at: float | None = None
+    is_retired: bool = False
 
     @property
     def last_heard_at(self) -> float | None:
@@ -50,6 +51,14 @@ class ReplicaConnection:
         """An attempt is over."""
         self.heard_at = self.last_heard_at
         self.relays.discard(relay)
+        if self.is_retired and not self.relays:
+            self.close()
+
+    def retire(self) -> None:
+        """Nothing new comes here: close once what is under way has ended."""
+        self.is_retired = True
+        if not self.relays:
+            self.close()
 
     def close(self) -> None:
         """Drop the connections; what is in flight fails."""

@@ -4,46 +4,24 @@ What is not written here does not exist: an unknown section or key is refused, s
 """
 
 import inspect
-import json
-import re
-import tomllib
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
-from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict, SettingsError
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from engines.adapters import adapter_for
-from engines.upstream import Upstream
+from gateway.admin_settings import AdminSection
+from gateway.config_file import read_settings
+from gateway.config_values import HttpUrl, Name, Port, Seconds, UsdPerMillion
 from policies.lane import Lane
 
 EngineKind = Literal["vllm", "llama-server", "openai", "warmlane"]
-Port = Annotated[int, Field(ge=0, le=65535)]
-Seconds = Annotated[float, Field(gt=0, le=86400, allow_inf_nan=False)]
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:/-]{0,127}")
-_URL = re.compile(r"https?://[^/?#\s]+(/[^?#\s]*)?")
-SHARED_STORES = ("redis://", "rediss://")
+SHARED_STORES = tuple(f"{scheme}{kind}://" for scheme in ("redis", "rediss") for kind in ("", "+sentinel", "+cluster"))
 
 
 class ConfigError(Exception):
     """The configuration cannot be used; the message names the file and every bad key."""
-
-
-def _plain_name(name: str) -> str:
-    if not _NAME.fullmatch(name):
-        raise ValueError("use 1 to 128 letters, digits and . _ : / -, beginning with a letter or digit")
-    return name
-
-
-def _http_url(url: str) -> str:
-    if not _URL.fullmatch(url):
-        raise ValueError("give an http:// or https:// URL without query, such as http://127.0.0.1:8000")
-    url = url.rstrip("/").removesuffix("/v1")
-    Upstream.from_url(url)  # what cannot be connected to (a user, a bad port or host) must not pass a check
-    return url
-
-
-Name = Annotated[str, AfterValidator(_plain_name)]
 
 
 class Section(BaseModel):
@@ -69,7 +47,10 @@ class GatewaySection(Section):
 
 
 class StoreSection(Section):
-    """Where organisations, projects and keys live: `sqlite:///path` or `redis[s]://host:port/db`; empty: at home."""
+    """Where organisations, projects and keys live: `sqlite:///path` or a Redis; empty: at home.
+
+    Redis: `redis[s]://host:port/db`, `redis[s]+sentinel://host:port,host:port/service/db`, `redis[s]+cluster://host:port`.
+    """
 
     url: str = ""
 
@@ -77,6 +58,16 @@ class StoreSection(Section):
     def is_shared(self) -> bool:
         """Whether other gateways may use it too: then what they count together is leased among them."""
         return self.url.startswith(SHARED_STORES)
+
+
+class LedgerSection(Section):
+    """What is kept of requests for accounting. `rows_days`: one row a request; `rollups_days`: the totals of a day.
+
+    Totals of an hour are kept for 62 days. In Redis a row takes 1 kB of its memory.
+    """
+
+    rows_days: Annotated[int, Field(ge=1, le=3650)] = 30
+    rollups_days: Annotated[int, Field(ge=1, le=3650)] = 400
 
 
 class TelemetrySection(Section):
@@ -172,33 +163,61 @@ class LanesSection(Section):
 
 
 class ModelSection(Section):
-    """A model that tenants may name. Replicas may serve models without one; this adds aliases and bounds."""
+    """A model that tenants may name. Replicas may serve models without one; this adds aliases, bounds and prices.
+
+    `price_in`, `price_cached`, `price_out`: USD per million tokens of input, of input found in a cache (without it: as
+    any input) and of output. A model with no price cannot be used by a tenant that has a `usd_per_month`.
+    """
 
     name: Name
     aliases: tuple[Name, ...] = ()
     context_tokens: Annotated[int, Field(ge=1, le=100_000_000)] | None = None
+    price_in: UsdPerMillion | None = None
+    price_cached: UsdPerMillion | None = None
+    price_out: UsdPerMillion | None = None
+
+    @model_validator(mode="after")
+    def _a_price_is_whole(self) -> Self:
+        given = [price is not None for price in (self.price_in, self.price_out)]
+        if any(given) != all(given) or (self.price_cached is not None and not any(given)):
+            raise ValueError(f"the price of {self.name} needs both price_in and price_out")
+        return self
 
 
 class ReplicaSection(Section):
     """An engine that runs already, attached by URL. `upstream_model`: its own name of the model, if another.
 
     `priority`: a vLLM server that runs with `--scheduling-policy priority`; without it vLLM refuses priorities.
+    `shared_cache`: what if the engine knows no cache salt: `refuse` gives it to one tenant alone, `accept` to all,
+    whose response times and cached tokens then tell what others asked.
     """
 
     name: Name
     model: Name
     engine: EngineKind
-    url: Annotated[str, AfterValidator(_http_url)]
+    url: HttpUrl
     upstream_model: Name | None = None
     seats: Annotated[int, Field(ge=1, le=100_000)] = 32
     labels: dict[str, str] = {}
     api_key_env: str | None = None
     priority: bool = False
+    shared_cache: Literal["refuse", "accept"] = "refuse"
 
     @model_validator(mode="after")
-    def _priority_is_known(self) -> Self:
-        adapter_for(self.engine, has_priority=self.priority)
+    def _the_engine_knows_it(self) -> Self:
+        if adapter_for(self.engine, has_priority=self.priority).capabilities.cache_salt and self.shares_cache:
+            raise ValueError(f"engine {self.engine!r} separates tenants by a salt: there is no shared_cache to accept")
         return self
+
+    @property
+    def shares_cache(self) -> bool:
+        """Whether tenants may meet in a cache that the engine cannot divide."""
+        return self.shared_cache == "accept"
+
+    @property
+    def has_cache_salt(self) -> bool:
+        """Whether the engine keeps tenants apart in its cache."""
+        return adapter_for(self.engine).capabilities.cache_salt
 
 
 class WorkerSection(Section):
@@ -219,6 +238,8 @@ class ConfigFile(Section):
 
     gateway: GatewaySection = GatewaySection()
     store: StoreSection = StoreSection()
+    ledger: LedgerSection = LedgerSection()
+    admin: AdminSection = AdminSection()
     telemetry: TelemetrySection = TelemetrySection()
     timeouts: TimeoutSection = TimeoutSection()
     retries: RetrySection = RetrySection()
@@ -276,23 +297,9 @@ def _refuse_repeats(section: str, names: list[str]) -> None:
 def load(path: Path | None) -> Settings:
     """The settings of a TOML file (none: the defaults) with the environment on top.
 
-    Raises `ConfigError` with one line per bad key; nothing of a bad file is used.
+    Raises `ConfigError` with one line for each mistake; nothing of a bad file is used.
     """
-    values: dict[str, Any] = {}
-    if path is not None:
-        try:
-            values = tomllib.loads(path.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise ConfigError(f"cannot read the configuration {path}: {error.strerror}") from error
-        except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
-            raise ConfigError(f"{path} is not TOML: {error}") from error
-    where = str(path) if path is not None else "the environment"
-    try:
-        # The file has types, the environment only text: `true` or "5" in the file is no number.
-        ConfigFile.model_validate_json(json.dumps(values, default=str), strict=True)
-        return Settings(**values)
-    except SettingsError as error:
-        raise ConfigError(f"the configuration {where} cannot be used:\n  {error}: give JSON") from error
-    except ValidationError as error:
-        lines = [f"  {'.'.join(str(part) for part in one['loc']) or 'file'}: {one['msg']}" for one in error.errors()]
-        raise ConfigError(f"the configuration {where} cannot be used:\n" + "\n".join(lines)) from error
+    found = read_settings(path, ConfigFile, Settings)
+    if isinstance(found, Settings):
+        return found
+    raise ConfigError("\n".join(found))

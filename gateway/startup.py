@@ -5,7 +5,7 @@ import contextlib
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -15,6 +15,7 @@ from engines.launch.demo_model import DEMO_MODEL_NAME, ensure_demo_model
 from engines.launch.worker_command import WorkerSpec
 from gateway.environment import overlooked
 from gateway.home import Home
+from gateway.isolation import separation_notes
 from gateway.launch_plan import Launch
 from gateway.ports import PortUnusable, check_port
 from gateway.ready import Readiness
@@ -46,6 +47,8 @@ def start(request: Request) -> None:
     logs.configure(settings.telemetry.log_level, "supervisor")
     for sentence in overlooked(settings, os.environ):
         logs.get().warning("environment.overlooked", reason=sentence)
+    for sentence in separation_notes(settings.replicas):
+        logs.get().warning("replica.cache_undivided", reason=sentence)
     home = Home(request.home)
     home.create()
     with home.held(), contextlib.suppress(_Stopped), _stoppable():
@@ -53,7 +56,8 @@ def start(request: Request) -> None:
         store_name(settings.store, home.path)
         token = home.admin_token(os.environ)
         workers = plan(request, settings, home) if request.has_workers else ()
-        asyncio.run(_supervise(Launch(settings, request.config, home, token, workers)))
+        launch = Launch(settings, request.config, home, token, workers)
+        asyncio.run(_supervise(launch, lambda: effective_settings(request)))
 
 
 def effective_settings(request: Request) -> Settings:
@@ -85,8 +89,8 @@ def plan(request: Request, settings: Settings, home: Home) -> tuple[WorkerSpec, 
     return plan_workers(sections, hardware.cores, demo, names)
 
 
-async def _supervise(launch: Launch) -> None:
-    await Supervisor(launch, lambda readiness: _announce(launch, readiness)).run()
+async def _supervise(launch: Launch, reread: Callable[[], Settings]) -> None:
+    await Supervisor(launch, lambda readiness: _announce(launch, readiness), reread).run()
 
 
 def _announce(launch: Launch, readiness: Readiness) -> None:

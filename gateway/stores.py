@@ -45,9 +45,9 @@ async def is_made(section: StoreSection, home: Path) -> bool:
     from policies.redis_link import RedisLink
     from policies.redis_rows import Names
 
-    link = RedisLink(section.url)
+    link, meta = RedisLink(section.url), Names(PREFIX).meta
     try:
         await link.check()
-        return bool(await link.call(lambda redis: redis.exists(Names(PREFIX).meta)))
+        return bool(await link.call(lambda redis: redis.exists(meta), key=meta))
     finally:
         await link.close()

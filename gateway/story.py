@@ -2,9 +2,11 @@
 
 import secrets
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from gateway.errors import Problem
 from gateway.outcome import Outcome
+from gateway.owed import Done, Owed
 from gateway.relay import Relayed
 from gateway.request import InferenceRequest
 from observability.records import RequestRecord
@@ -15,9 +17,21 @@ from routing.decision import RouteDecision
 _MAX_WORD = 128  # characters of what others wrote that go into a record
 
 
+class _Tokens(NamedTuple):
+    prompt: int | None = None
+    cached: int | None = None
+    completion: int | None = None
+    is_estimated: bool = False
+
+
 @dataclass(slots=True)
 class Story:
-    """Mutable, one a request. Times are monotonic seconds, `started_at` Unix seconds."""
+    """Mutable, one a request. Times are monotonic seconds, `started_at` Unix seconds.
+
+    `owed`: what of the last attempt its tenant pays; `unseen_tokens`: output of it that nobody could count.
+    `reserved_*`: what the request was expected to cost; `done`, `charged_tokens`, `cost_nanousd`: what it did.
+    `limit`: which refused it, or in shadow mode would have.
+    """
 
     surface: str
     arrived_at: float
@@ -36,6 +50,14 @@ class Story:
     sent_at: float | None = None
     decision: RouteDecision | None = None
     relayed: Relayed | None = None
+    owed: Owed = Owed.NOTHING
+    unseen_tokens: int = 0
+    reserved_tokens: int | None = None
+    reserved_nanousd: int | None = None
+    done: Done | None = None
+    charged_tokens: int | None = None
+    cost_nanousd: int | None = None
+    limit: str | None = None
 
     def ended_with(self, problem: Problem) -> None:
         """The request failed in this way."""
@@ -46,7 +68,7 @@ class Story:
         """Everything observed, at the end."""
         relayed = self.relayed or Relayed()
         tenant = self.principal.tenant if self.principal else None
-        first, last, usage = relayed.first_content_at, relayed.last_content_at, relayed.usage
+        first, last, tokens = relayed.first_content_at, relayed.last_content_at, self._tokens(relayed)
         gaps = relayed.num_chunks - 1
         return RequestRecord(
             request_id=self.request_id,
@@ -70,14 +92,29 @@ class Story:
             mean_itl_s=(last - first) / gaps if first is not None and last is not None and gaps > 0 else None,
             max_itl_s=relayed.max_gap_s if gaps > 0 else None,
             duration_s=now - self.arrived_at,
-            prompt_tokens=usage.prompt_tokens if usage else None,
-            cached_tokens=usage.cached_tokens if usage else None,
-            completion_tokens=usage.completion_tokens if usage else None,
+            prompt_tokens=tokens.prompt,
+            cached_tokens=tokens.cached,
+            completion_tokens=tokens.completion,
+            is_estimated=tokens.is_estimated,
+            reserved_tokens=self.reserved_tokens,
+            charged_tokens=self.charged_tokens,
+            cost_nanousd=self.cost_nanousd,
+            limit=self.limit,
             num_chunks=relayed.num_chunks,
             predicted_ttft_s=self.decision.ttft_s if self.decision else None,
             predicted_hit_tokens=self.decision.hit_tokens if self.decision else None,
             gateway_s=self.sent_at - self.arrived_at - (self.queued_s or 0.0) if self.sent_at is not None else None,
         )
+
+    def _tokens(self, relayed: Relayed) -> _Tokens:
+        """As the engine reported. An answer that was cut has no such report: then what was believed and counted."""
+        usage = relayed.usage
+        if self.done is not None and self.done.is_estimated:
+            work = self.done.work
+            return _Tokens(work.prompt_tokens, work.cached_tokens, work.output_tokens, is_estimated=True)
+        if usage is not None:
+            return _Tokens(usage.prompt_tokens, usage.cached_tokens, usage.completion_tokens)
+        return _Tokens()
 
 
 def _cut(word: str | None) -> str | None:

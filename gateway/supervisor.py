@@ -19,13 +19,18 @@ import msgspec
 
 from gateway.admin.app import create_admin_app
 from gateway.admin.control_client import ControlError
-from gateway.admin.operations import NO_RELOAD
+from gateway.admin.usage import Usage
+from gateway.admin.wire import ReloadedBody
 from gateway.admin_listener import serving
 from gateway.bootstrap import demo_key
 from gateway.children import Children
 from gateway.launch_plan import Launch
+from gateway.ledger import FOLDER, opened_ledger
+from gateway.ledger_keeper import keeping, retention_of
 from gateway.ports import listen_on, reachable_url, reserve
 from gateway.ready import Readiness
+from gateway.reload import HANDED_NAME, Reloader
+from gateway.settings import ConfigError, Settings
 from gateway.stores import opened
 from observability import logs
 
@@ -40,11 +45,17 @@ class SupervisorError(Exception):
 
 
 class Supervisor:
-    """One run of `warmlane up` or `warmlane gateway`. `announce` is called once, when all is ready."""
+    """One run of `warmlane up` or `warmlane gateway`. `announce` is called once, when all is ready.
 
-    def __init__(self, launch: Launch, announce: Callable[[Readiness], None]) -> None:
+    `reread`: the configuration as it is now, flags on top; raises `ConfigError`.
+    """
+
+    def __init__(self, launch: Launch, announce: Callable[[Readiness], None], reread: Callable[[], Settings]) -> None:
         self._launch = launch
         self._announce = announce
+        self._reread = reread
+        self._reloader: Reloader | None = None
+        self._reload: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
         self._force = asyncio.Event()
         self._has_terminal = os.isatty(_STDERR)
@@ -57,29 +68,57 @@ class Supervisor:
         self._stopping.set()
 
     def hang_up(self) -> None:
-        """SIGHUP: a closed terminal ends it kindly; else it is the wish for a reload, which there is not yet."""
+        """SIGHUP: a closed terminal ends it kindly; else the configuration is read again."""
         if self._has_terminal and not os.isatty(_STDERR):
             self._stopping.set()
-            return
-        logs.get().warning("config.not_reloaded", reason=NO_RELOAD)
+        elif self._reload is None or self._reload.done():
+            self._reload = asyncio.ensure_future(self._reload_for_signal())
+        else:  # it may have read the file before this wish
+            self._reload.add_done_callback(lambda _: self.hang_up())
+
+    async def _reload_for_signal(self) -> None:
+        try:
+            await self.reload()
+        except (ConfigError, ControlError) as error:
+            logs.get().warning("config.not_reloaded", reason=str(error))
+
+    async def reload(self) -> ReloadedBody:
+        """Read the configuration again. Raises `ConfigError`, `ControlError`; then all is as before."""
+        if self._reloader is None:
+            raise ControlError("it is still starting, and reads its configuration for that")
+        found = await self._reloader.reload()
+        logs.configure(self._reloader.settings.telemetry.log_level, "supervisor")
+        logs.get().info("config.reloaded", changed=found.changed, needs_restart=found.needs_restart)
+        return ReloadedBody(found.changed, found.needs_restart)
 
     async def run(self) -> None:
         """Run until told to stop. Raises `SupervisorError`, `PortUnusable`, `StoreError`, `HomeError`."""
-        with self._signals(), _shared_port(self._launch) as launch, launch.home.sockets() as folder:
-            gateway = launch.settings.gateway
+        with self._signals(), _shared_port(self._launch) as planned, planned.home.sockets() as folder:
+            gateway, handed = planned.settings.gateway, folder / HANDED_NAME
+            launch = replace(planned, config=handed)
             async with (
                 opened(launch.settings.store, launch.home.path) as store,
+                opened_ledger(launch.settings, launch.home.path) as ledger,
+                keeping(ledger, launch.home.path / FOLDER, retention_of(launch.settings.ledger)) as keeper,
                 _children(launch, folder, self._fail) as children,
             ):
+                names = frozenset(worker.name for worker in launch.workers)
+                tell = children.control.set_settings
+                reloader = self._reloader = Reloader(self._launch.settings, self._reread, tell, handed, workers=names)
                 key = await demo_key(store, str(launch.home.read_demo().get("key", "")), time.time())
                 remedy = "--admin-port or WARMLANE_ADMIN_PORT"
                 listener = listen_on(gateway.admin_host, gateway.admin_port, remedy=remedy)
                 admin_url = reachable_url(gateway.admin_host, listener.getsockname()[1])
                 app = create_admin_app(
-                    store, children.control, launch.admin_token, config=lambda: launch.settings.model_dump(mode="json")
+                    store,
+                    children.control,
+                    launch.admin_token,
+                    config=lambda: reloader.settings.model_dump(mode="json"),
+                    usage=Usage(ledger, retention_of(launch.settings.ledger)),
+                    reload=self.reload,
                 )
                 async with serving(app, listener) as admin, children.running(self._force) as tasks:
-                    await self._watch([admin, *tasks], self._say_ready(children, key, admin_url))
+                    await self._watch([admin, keeper, *tasks], self._say_ready(children, key, admin_url))
 
     async def _watch(self, parts: list[asyncio.Task[None]], ready: Coroutine[Any, Any, None]) -> None:
         """Wait for the order to stop; raise what ended a part that should have gone on."""

@@ -39,7 +39,11 @@ class Metrics:
         self._help: list[MetricHelp] = []
         lane = ["model", "lane"]
         self._requests = self._counter("warmlane_requests", "Requests by how they ended.", [*lane, "outcome"])
-        self._refusals = self._counter("warmlane_limit_refusals", "Requests refused by a limit.", ["reason"])
+        self._refusals = self._counter(
+            "warmlane_limit_refusals",
+            "Requests refused by a limit, or (shadow_…) let through only by its shadow mode.",
+            ["reason"],
+        )
         self._hits = self._counter("warmlane_prefix_hit_tokens", "Prompt tokens found in a cache.", ["model", "source"])
         self._prompt = self._counter("warmlane_prompt_tokens", "Prompt tokens.", ["model"])
         self._ttft = self._histogram(
@@ -63,9 +67,12 @@ class Metrics:
         self._requests.labels(model, record.lane, record.outcome).inc()
         if record.outcome == "refused" and record.reason is not None:
             self._refusals.labels(record.reason).inc()
-        if record.prompt_tokens is not None:
+        elif record.limit is not None:
+            self._refusals.labels(_reason_of(record.limit)).inc()
+        is_reported = not record.is_estimated  # an estimate is made of predictions: it must not confirm them
+        if record.prompt_tokens is not None and is_reported:
             self._prompt.labels(model).inc(record.prompt_tokens)
-        if record.cached_tokens:
+        if record.cached_tokens and is_reported:
             self._hits.labels(model, "reported").inc(record.cached_tokens)
         if record.predicted_hit_tokens:
             self._hits.labels(model, "predicted").inc(record.predicted_hit_tokens)
@@ -94,6 +101,12 @@ class Metrics:
     def _histogram(self, name: str, text: str, labels: list[str], buckets: tuple[float, ...]) -> Histogram:
         self._help.append(MetricHelp(name, "histogram", tuple(labels), text))
         return Histogram(name, text, labels, buckets=buckets, registry=self.registry)
+
+
+def _reason_of(limit: str) -> str:
+    """`rpm` for `project.rpm`, and `shadow_rpm` for `shadow.project.rpm`, which let the request through."""
+    name = limit.rpartition(".")[2]
+    return f"shadow_{name}" if limit.startswith("shadow.") else name
 
 
 class _Gauges(Collector):

@@ -3,6 +3,7 @@
 Inner loop, at every event: as many bulk rows as a step has room for, by the step-cost model. Slow outer loop: what
 people's gaps between tokens really were (`itl_correction.py`) widens or narrows that room. For engines that leave bulk
 out of their steps by themselves all seats are open: a resident bulk sequence costs nobody anything there.
+In pauses seats open one after the other: most pauses are short, and whoever comes back meets what was begun in them.
 Knows counts and times, no requests, no engine and no clock.
 """
 
@@ -26,8 +27,9 @@ class BulkSettings:
     """Every number was chosen unless it says otherwise. Raises `ValueError` where one makes no sense.
 
     `itl_p95_s`: gap between the tokens of interactive requests that lower lanes may cause; None: `growth` times the
-    step without bulk. `hold_off_s`: all seats are open to bulk after so long without interactive or standard work;
-    until then one such row is assumed. `bulk_reading_s`: bulk prompts are given to the engine up to so much predicted
+    step without bulk. `hold_off_s`: a seat is open to bulk after so long without interactive or standard work; until
+    then one such row is assumed. `all_open_s`: all seats are after so long, in between their part of it (both by
+    virtual time, docs/design/007). `bulk_reading_s`: bulk prompts are given to the engine up to so much predicted
     reading at once, for whoever arrives waits it out. `spoilt_share`: part of people's gaps that the reading of bulk
     prompts may make too long; with a p95 as objective 0.05 are free, the rest is left to chance. `chunk_tokens`: of a
     prompt an engine reads in one step, at least (llama-server's and vLLM's smallest default).
@@ -35,7 +37,8 @@ class BulkSettings:
 
     itl_p95_s: float | None = None
     growth: float = 1.15
-    hold_off_s: float = 1.0
+    hold_off_s: float = 0.5
+    all_open_s: float = 8.0
     bulk_reading_s: float = 0.05
     spoilt_share: float = 0.02
     chunk_tokens: int = 512
@@ -47,8 +50,8 @@ class BulkSettings:
             raise ValueError("itl_p95_s must be more than 0 seconds")
         if self.growth < 1 or not 0 <= self.spoilt_share < 1 or self.chunk_tokens < 1:
             raise ValueError("growth and chunk_tokens are at least 1, spoilt_share is within 0..1")
-        if min(self.hold_off_s, self.bulk_reading_s) < 0:
-            raise ValueError("hold_off_s and bulk_reading_s are at least 0")
+        if min(self.hold_off_s, self.bulk_reading_s) < 0 or self.all_open_s < self.hold_off_s:
+            raise ValueError("hold_off_s and bulk_reading_s are at least 0, all_open_s is at least hold_off_s")
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +114,7 @@ class BulkController:
         self._look(load, cost, now)
         if load.leaves_bulk_out:
             return SeatPlan(load.seats, load.seats, may_start_bulk=True)
-        bulk = load.seats if self._is_idle(load, now) else self._bulk_beside(load, cost)
+        bulk = max(self._bulk_beside(load, cost), self._bulk_in_pause(load, now))
         return SeatPlan(self._standard(load, cost), bulk, self._may_start(load))
 
     def objective_s(self, urgent_rows: float, cost: StepTime) -> float:
@@ -155,10 +158,17 @@ class BulkController:
     def _num_spoilt(self, prompt_tokens: int) -> int:
         return max(1, -(-prompt_tokens // self.settings.chunk_tokens))
 
-    def _is_idle(self, load: ReplicaLoad, now: float) -> bool:
-        """Whether people have been away for the hold-off, which grows where the correction says they were hurt."""
-        hold_off_s = self.settings.hold_off_s / min(1.0, self.correction.room)
-        return not load.urgent and not load.urgent_reading and now - self._urgent_until >= hold_off_s
+    def _bulk_in_pause(self, load: ReplicaLoad, now: float) -> int:
+        """Seats that a pause of people has opened so far; slower where the correction says that they were hurt."""
+        if load.urgent or load.urgent_reading:
+            return 0
+        correction = self.correction
+        away_s = (now - self._urgent_until) / max(1.0, correction.settings.first / correction.room)
+        if away_s < self.settings.hold_off_s:
+            return 0
+        if away_s >= self.settings.all_open_s:
+            return load.seats
+        return min(load.seats, max(1, int(load.seats * away_s / self.settings.all_open_s)))
 
     def _bulk_beside(self, load: ReplicaLoad, cost: StepTime) -> int:
         """The most bulk rows that keep the step of these urgent ones within the objective, corrected."""

@@ -19,14 +19,17 @@ class Entry:
     evicts it. `home`: the replica that holds most of its prefix, or will by the routing's hash; None if unknown. It is
     no more than a hint whom to ask first, and stays while the entry waits. `request`: opaque to the queue.
 
-    The rest is the queue's to write and the caller's to read: `since`: when it was pushed. `passed`: how often, as the
-    first of its flow, it saw a flow dispatched that was served more. `served_as`: the lane whose seats it may use,
-    which is not `lane` for a bulk entry that is lifted.
+    `since`: when it was first pushed; to be given only for a request that comes back, which then has its old place
+    in its flow.
+
+    The rest is the queue's to write and the caller's to read: `queued_at`: when it was last pushed. `passed`: how
+    often, as the first of its flow, it saw a flow dispatched that was served more. `served_as`: the lane whose seats it
+    may use, which is not `lane` for a bulk entry that is lifted.
     """
 
     __slots__ = (
-        "deadline", "flow", "home", "lane", "number", "output_tokens", "passed", "request", "served_as", "since",
-        "tenant", "weight",
+        "deadline", "flow", "home", "lane", "number", "output_tokens", "passed", "queued_at", "request", "served_as",
+        "since", "tenant", "weight",
     )  # fmt: skip
 
     def __init__(
@@ -39,6 +42,7 @@ class Entry:
         output_tokens: int = 0,
         deadline: float = FOREVER,
         home: str | None = None,
+        since: float = FOREVER,
     ) -> None:
         assert weight > 0, f"a weight must be above 0, not {weight}"
         self.tenant = tenant
@@ -47,7 +51,8 @@ class Entry:
         self.weight = weight
         self.output_tokens = output_tokens
         self.deadline = deadline
-        self.since = 0.0
+        self.since = since
+        self.queued_at = 0.0
         self.home = home
         self.passed = 0
         self.served_as = lane
@@ -68,7 +73,7 @@ class Picked:
     """An entry with the seat chosen for it, and the ticket of what its flow was charged.
 
     Ends exactly once, by `FairQueue.settle` or `FairQueue.put_back`; a second end changes nothing.
-    `charged`: weighted tokens, see `FairSettings.cost`. `queued_s`: from push to pick.
+    `charged`: weighted tokens, see `FairSettings.cost`. `queued_s`: from the last push to the pick.
     """
 
     __slots__ = ("charged", "entry", "flow", "has_ended", "is_lifted", "offer", "queued_s", "weight")

@@ -4,9 +4,11 @@ Interactive comes first, always. Standard and bulk divide the seats they hold by
 every flow (a tenant's entries) has a counter of weighted tokens served, divided by its weight; flows within a quantum Q
 of the least counter may be chosen for the better hit, and nobody is passed more often than the settings allow.
 
-The bound, proved in docs/design/003-fair-dispatch.md: for flows f and g of a lane that both wait with room throughout,
-`|S_f/w_f - S_g/w_g| <= 2 * (Q + U)`, where S is the service charged, corrections included, and U is the most that one
-charge and the corrections of a flow's requests in flight come to, divided by its weight.
+Two bounds, proved in docs/design/003-fair-dispatch.md. Service: for flows f and g of a lane that both wait with room
+throughout, `|S_f/w_f - S_g/w_g| <= 2 * (Q + U)`, where S is the service charged, corrections included, and U is the
+most that one charge and the corrections of a flow's requests in flight come to, divided by its weight. Places: where n
+flows of weight W in all want the B places of a lane, a flow that loses an entry to `overflow` has `(B+1-n) * w/W` left
+at least; its only entry it loses only where every place is another tenant's. So no flood gets anybody else refused.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,18 +19,10 @@ from policies.deadlines import Deadlines
 from policies.entry import FOREVER, Entry, Picked
 from policies.fair_settings import FairSettings
 from policies.lane import Lane
-from policies.lane_queue import LaneQueue
+from policies.lane_queue import LaneQueue, Overflow
 from policies.offer import Chooser
 
 _LANES = sorted(Lane, key=lambda lane: lane.rank)
-
-
-@dataclass(frozen=True, slots=True)
-class QueueFull:
-    """The entry was not queued: as many wait in its lane as may."""
-
-    lane: Lane
-    bound: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,16 +40,16 @@ class Place:
 class FairQueue:
     """The waiting entries of one model. Not for use from several threads. `now` is monotonic seconds everywhere.
 
-    The caller must call `wake` whenever a seat is given back or a replica changes, and before it picks: what had no
+    The caller must ask `overflow` after each push, once it has picked for whoever has room: that bounds the queue. It
+    must call `wake` whenever a seat is given back or a replica changes, and before it picks: what had no
     room is not asked again earlier, and the lanes' order rests on it. After `pick` returned None while
     `is_scan_unfinished`, it should pick again soon, after letting others run.
     """
 
     def __init__(self, settings: FairSettings | None = None) -> None:
         self.settings = settings or FairSettings()
-        self._lanes = [LaneQueue(self.settings) for _ in _LANES]
-        self._bounds = [self.settings.lanes[lane].bound for lane in _LANES]
-        self._weights = [self.settings.lanes[lane].weight for lane in _LANES]
+        self._lanes = [LaneQueue(self.settings, self.settings.lanes[lane]) for lane in _LANES]
+        self._weights = [queue.rule.weight for queue in self._lanes]
         self._deadlines = Deadlines()
         self._is_closed = [False] * len(_LANES)  # by the lane served as: no replica had a seat, until a wake
         self._num_lifted = 0
@@ -64,20 +58,24 @@ class FairQueue:
     def __len__(self) -> int:
         return sum(len(lane.arrivals) for lane in self._lanes)
 
-    def push(self, entry: Entry, now: float) -> QueueFull | None:
-        """Queue the entry, last in its flow; None when it was. It must not be waiting anywhere."""
+    def push(self, entry: Entry, now: float) -> None:
+        """Queue the entry, last in its flow; one that comes back at its old place. It must not be waiting anywhere."""
         assert not entry.is_waiting, f"{entry} is queued already"
         rank = entry.lane.rank
-        lane = self._lanes[rank]
-        if len(lane.arrivals) >= self._bounds[rank]:
-            return QueueFull(entry.lane, self._bounds[rank])
         for above in range(rank):
             self._is_closed[above] = False  # a seat that nobody announced is theirs before it is this entry's
-        entry.since = now
+        entry.queued_at = now
+        entry.since = min(entry.since, now)
         entry.passed = 0
-        lane.push(entry, now)
+        self._lanes[rank].push(entry, now)
         self._deadlines.add(entry)
-        return None
+
+    def overflow(self, newcomer: Entry) -> Overflow | None:
+        """Who has to leave the lane for an entry that was just pushed and found no seat; None if it is within bounds.
+
+        The newest of the flow that holds most places beyond its first, by weight; often the newcomer. Takes nobody out.
+        """
+        return self._lane(newcomer).overflow(newcomer)
 
     def pick(self, chooser: Chooser, now: float, near: Sequence[str] = ()) -> Picked | None:
         """Dispatch the entry whose turn it is, with the offer chosen for it; None if nobody has room.
@@ -114,7 +112,7 @@ class FairQueue:
     def put_back(self, picked: Picked) -> bool:
         """The request never ran (its seat was gone): it waits again at its old place, uncharged, its passes kept.
 
-        False if it had ended already. Such an entry counts towards the bound but is never refused by it.
+        False if it had ended already. Such an entry counts towards the bound like every other.
         """
         if not self._end(picked):
             return False
@@ -185,9 +183,9 @@ class FairQueue:
         return self._lanes[lane.rank].in_flight
 
     def oldest_since(self, lane: Lane) -> float | None:
-        """When the entry came that has waited longest in the lane, None if it is empty."""
+        """When the entry was queued that has waited longest in the lane, None if it is empty."""
         entry = next(iter(self._lanes[lane.rank].arrivals), None)
-        return None if entry is None else entry.since
+        return None if entry is None else entry.queued_at
 
     def statistics(self) -> dict[str, dict[str, int]]:
         """By lane; quiescent when `waiting` and `in_flight` are 0 everywhere."""

@@ -8,7 +8,10 @@ from policies.lane import Lane
 
 @dataclass(frozen=True, slots=True)
 class LaneRule:
-    """`weight`: share of the seats held, between standard and bulk only. `bound`: most entries waiting."""
+    """`weight`: share of the seats held, between standard and bulk only.
+
+    `bound`: most entries waiting, once `FairQueue.overflow` was asked; tenants divide it by their weights.
+    """
 
     weight: float = 1.0
     bound: int = 1000

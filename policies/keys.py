@@ -61,16 +61,19 @@ def digest(credential: bytes) -> bytes:
     return hashlib.sha256(credential).digest()
 
 
-def cache_salt(server_secret: bytes, project_id: str) -> str:
-    """The project's cache salt, 32 hex digits: nobody without the server's secret can tell or choose it."""
-    return hmac.new(server_secret, b"cache-salt" + project_id.encode(), hashlib.sha256).hexdigest()[:32]
+def cache_salt(server_secret: bytes, domain: str) -> str:
+    """The salt of a cache domain, 32 hex digits: nobody without the server's secret can tell or choose it.
+
+    128 bits of an HMAC in hex, which every engine takes; vLLM's rule is the strictest (engines.md, trap 5).
+    """
+    return hmac.new(server_secret, b"cache-salt" + domain.encode(), hashlib.sha256).hexdigest()[:32]
 
 
-def read_credential(headers: Iterable[tuple[bytes, bytes]]) -> bytes | CredentialFault:
+def read_credential(headers: Iterable[tuple[bytes, bytes]], most_bytes: int | None = None) -> bytes | CredentialFault:
     """The one credential in a request's headers (names in lower case, as ASGI gives them).
 
     `Authorization: Bearer X` (the scheme in any case) or `x-api-key: X`, or both if they are the same. A repeated
-    header, another scheme, more than 512 bytes, or anything but visible ASCII is refused.
+    header, another scheme, more than `most_bytes` (512), or anything but visible ASCII is refused.
     """
     authorization: bytes | None = None
     api_key: bytes | None = None
@@ -85,7 +88,8 @@ def read_credential(headers: Iterable[tuple[bytes, bytes]]) -> bytes | Credentia
             api_key = value
     if authorization is None and api_key is None:
         return CredentialFault.MISSING
-    found = {_plain(value) for value in (_bearer(authorization), api_key) if value is not None}
+    most = most_bytes or MAX_CREDENTIAL_BYTES
+    found = {_plain(value, most) for value in (_bearer(authorization), api_key) if value is not None}
     if None in found:
         return CredentialFault.MALFORMED
     return found.pop() or CredentialFault.MALFORMED if len(found) == 1 else CredentialFault.AMBIGUOUS
@@ -99,7 +103,7 @@ def _bearer(authorization: bytes | None) -> bytes | None:
     return credential if scheme.lower() == b"bearer" else b""
 
 
-def _plain(value: bytes) -> bytes | None:
+def _plain(value: bytes, most_bytes: int) -> bytes | None:
     """The value without surrounding blanks, if it can be a credential at all."""
     value = value.strip(b" \t")
-    return value if len(value) <= MAX_CREDENTIAL_BYTES and _VISIBLE.fullmatch(value) else None
+    return value if len(value) <= most_bytes and _VISIBLE.fullmatch(value) else None

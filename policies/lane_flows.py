@@ -10,13 +10,16 @@ from policies.entry import Entry
 from policies.fair_settings import FairSettings
 from policies.flow import Flow
 from policies.flow_order import FlowOrder
+from policies.flow_surplus import SurplusOrder
 from policies.offer import NoRoom
 
 _MOST_FORGOTTEN = 2  # chosen: idle flows looked at in a push, so that its cost does not depend on how many there are
 
 
 class LaneFlows:
-    """`order`: the ready flows. `total_weight`: of flows with entries. Bounded by entries, work in flight and debts.
+    """`order`: the ready flows. `surpluses`: those with more than one entry. `total_weight`: of flows with entries.
+
+    Bounded by entries, work in flight and debts.
 
     A flow that comes with work where it had none starts at the lane's virtual time at the earliest: no credit for
     having been idle. One that wanted to be served and could not may be behind by a quantum: what it missed is its due.
@@ -24,6 +27,7 @@ class LaneFlows:
 
     def __init__(self, settings: FairSettings) -> None:
         self.order = FlowOrder(settings.flows)
+        self.surpluses = SurplusOrder()
         self.total_weight = 0.0
         self._settings = settings
         self._flows: dict[str, Flow] = {}
@@ -39,11 +43,13 @@ class LaneFlows:
             self._forget_some(now)
             flow = self._flows[entry.tenant] = Flow(entry.tenant, entry.weight, self.order.virtual)
         flow.weight = entry.weight
-        was_empty = not (flow.waiting or flow.aside)
+        num_before = len(flow.waiting) + len(flow.aside)
         flow.push(entry)
         if flow.share != flow.weight:
             self._count_weight(flow)
-        if was_empty:
+        if num_before >= flow.noted:
+            self.surpluses.grew(flow)
+        if not num_before:
             self._idle.pop(flow, None)
             self._make_ready(flow, credit=0.0)
         elif self._aside.get(flow) is NoRoom.ENTRY:  # only its entries so far had no room: the new one may
@@ -55,6 +61,8 @@ class LaneFlows:
         was_empty = not len(flow)
         flow.put_back(entry)
         self._count_weight(flow)
+        if len(flow) > flow.noted:
+            self.surpluses.grew(flow)
         if was_empty or self._aside.pop(flow, None) is not None:
             self._make_ready(flow, credit=self._settings.quantum_tokens)
 
@@ -71,6 +79,7 @@ class LaneFlows:
         self._capped.pop(flow, None)
         self._aside.pop(flow, None)
         self._partly_aside.pop(flow, None)
+        self.surpluses.discard(flow)
         self.total_weight -= flow.share
         flow.share = 0.0
         if not (self.order or self._aside or self._capped):
@@ -151,6 +160,7 @@ class LaneFlows:
     def _count_weight(self, flow: Flow) -> None:
         self.total_weight += flow.weight - flow.share
         flow.share = flow.weight
+        flow.noted = 1  # what was noted went by another weight
 
     def _rest(self, flow: Flow, now: float) -> None:
         """A flow without entries: keep it while it has work in flight, or a debt to the others."""

@@ -1,13 +1,22 @@
 """One lane of one model: what waits in it, and the choice among the flows whose turn it is."""
 
 from collections import OrderedDict
+from dataclasses import dataclass
 
 from policies.candidates import Candidates, Scan
 from policies.entry import Entry, Picked
-from policies.fair_settings import FairSettings
+from policies.fair_settings import FairSettings, LaneRule
 from policies.flow import Flow
 from policies.lane_flows import LaneFlows
 from policies.offer import NoRoom, Offer
+
+
+@dataclass(frozen=True, slots=True)
+class Overflow:
+    """More wait in the lane than may: `entry` has to leave. `num_held`: places of its flow, its own counted."""
+
+    entry: Entry
+    num_held: int
 
 
 class LaneQueue:
@@ -16,7 +25,8 @@ class LaneQueue:
     `is_unfinished`: the last scan ran out of questions before it came to the end.
     """
 
-    def __init__(self, settings: FairSettings) -> None:
+    def __init__(self, settings: FairSettings, rule: LaneRule) -> None:
+        self.rule = rule
         self.arrivals: OrderedDict[Entry, None] = OrderedDict()
         self.in_flight = 0
         self.flows = LaneFlows(settings)
@@ -26,7 +36,7 @@ class LaneQueue:
 
     @property
     def next_since(self) -> float | None:
-        """When the entry was pushed whose turn it is by fairness alone, None if no flow is ready."""
+        """When the entry first came whose turn it is by fairness alone, None if no flow is ready."""
         front = self.flows.order.front
         return next(iter(front[0][2].waiting)).since if front else None
 
@@ -39,6 +49,16 @@ class LaneQueue:
         """Take out an entry that waits here."""
         del self.arrivals[entry]
         self.flows.leave(_flow_of(entry), entry, now)
+
+    def overflow(self, newcomer: Entry) -> Overflow | None:
+        """The newest entry of the flow with the largest surplus, if more wait than may; of equals the newcomer's."""
+        if len(self.arrivals) <= self.rule.bound:
+            return None
+        flow = _flow_of(newcomer)
+        largest = self.flows.surpluses.largest()
+        if largest is not None and largest.surplus > flow.surplus:
+            flow = largest
+        return Overflow(flow.newest, len(flow))
 
     def choose(self, scan: Scan) -> Candidates | None:
         """The best of the flows whose turn it is, and of those after them as long as nobody had room; None if nobody.
@@ -69,7 +89,7 @@ class LaneQueue:
         found.count_passed()
         self.flows.order.advance()
         charged = self._settings.cost(offer.uncached_tokens, entry.output_tokens)
-        picked = Picked(entry, offer, flow, charged, now - entry.since)
+        picked = Picked(entry, offer, flow, charged, now - entry.queued_at)
         flow.in_flight += 1
         self.in_flight += 1
         self.remove(entry, now)

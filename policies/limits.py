@@ -1,41 +1,47 @@
 """A limits document: what may stand in it, and what follows for a project from its organisation's and its own.
 
 Absent means inherited from the organisation, then from the default; `null` lifts the inherited default at that level;
-0 means none allowed. Every level is enforced, so a lower one can only narrow. A name that this version does not
-enforce is refused rather than stored, so that no limit is believed in that does not hold.
+0 means none allowed. Every level is enforced, so a lower one can only narrow. A name that is not known is refused
+rather than stored, so that no limit is believed in that does not hold.
 """
 
 import re
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
+from policies.calendar_windows import MAX_ZONE_NAME, is_time_zone
 from policies.lane import Lane
 from policies.tenant import Limits
 
 MAX_COUNT = 1_000_000_000  # chosen: far above any real limit, far below where numbers stop being exact
+MAX_TOKENS = 10**15  # chosen: more than anybody uses in a day, and still exact in every JSON reader
+MAX_USD = 1_000_000_000
 MAX_MODELS = 1000
 MAX_DOCUMENT_BYTES = 256 * 1024
+
+T = TypeVar("T")
 
 Weight = Annotated[float, Meta(ge=0.01, le=100)]
 Count = Annotated[int, Meta(ge=0, le=MAX_COUNT)]
 ModelName = Annotated[str, Meta(min_length=1, max_length=128)]
 
-_NOT_ENFORCED = frozenset(
-    {
-        "tpm",
-        "tokens_per_day",
-        "usd_per_month",
-        "time_zone",
-        "cached_token_discount",
-        "sharing_group",
-        "shadow",
-    }
-)
+Tokens = Annotated[int, Meta(ge=0, le=MAX_TOKENS)]
+Usd = Annotated[float, Meta(ge=0, le=MAX_USD)]
+Ratio = Annotated[float, Meta(ge=0, le=1)]
+GroupName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$(?!\n)")]  # alone `$` lets a line end pass
+ZoneName = Annotated[str, Meta(min_length=1, max_length=MAX_ZONE_NAME)]
 
 CLOSED = Limits(
-    rpm=0, concurrency=dict.fromkeys(Lane, 0), models=frozenset(), max_lane=Lane.BULK, default_lane=Lane.BULK
+    rpm=0,
+    tpm=0,
+    tokens_per_day=0,
+    usd_per_month=0.0,
+    concurrency=dict.fromkeys(Lane, 0),
+    models=frozenset(),
+    max_lane=Lane.BULK,
+    default_lane=Lane.BULK,
 )
 DEFAULT = Limits()
 
@@ -63,11 +69,20 @@ class LaneCounts(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=
 class LimitsDocument(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """What an administrator sets at one level.
 
-    `rpm`: requests a minute. `concurrency`: requests in flight. `batch_cap`: seats in one replica's batch. `weight`:
-    the share of service when others wait too; the lowest level that sets it decides.
+    `rpm`, `tpm`: requests and charged tokens a minute. `concurrency`: requests in flight. `batch_cap`: seats in one
+    replica's batch. `tokens_per_day`, `usd_per_month`: of the calendar in `time_zone`. `cached_token_discount`: the
+    part of a cached token that is not charged; the smallest of all levels holds. The lowest level that sets `weight`,
+    `time_zone`, `shadow` or `sharing_group` decides.
     """
 
     rpm: Count | UnsetType | None = UNSET
+    tpm: Tokens | UnsetType | None = UNSET
+    tokens_per_day: Tokens | UnsetType | None = UNSET
+    usd_per_month: Usd | UnsetType | None = UNSET
+    time_zone: ZoneName | UnsetType | None = UNSET
+    cached_token_discount: Ratio | UnsetType | None = UNSET
+    shadow: bool | UnsetType | None = UNSET
+    sharing_group: GroupName | UnsetType | None = UNSET
     concurrency: LaneCounts | UnsetType | None = UNSET
     batch_cap: LaneCounts | UnsetType | None = UNSET
     weight: Weight | UnsetType | None = UNSET
@@ -77,32 +92,25 @@ class LimitsDocument(Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 
 _DECODER = msgspec.json.Decoder(LimitsDocument)
-_NAMES = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 def parse_limits(document: bytes) -> LimitsDocument:
-    """The document, if every field of it is known, enforced and in range. Raises `LimitsError` naming the field."""
+    """The document, if every field of it is known and in range. Raises `LimitsError` naming the field."""
     if len(document) > MAX_DOCUMENT_BYTES:
         raise LimitsError(f"a limits document has at most {MAX_DOCUMENT_BYTES} bytes", None)
     try:
-        names = _NAMES.decode(document)
-        _refuse_not_enforced(names)
         parsed = _DECODER.decode(document)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise LimitsError(f"not a limits document: {error}", bad_field(str(error), document)) from error
     _refuse_contradiction(parsed.max_lane, parsed.default_lane)
+    if isinstance(parsed.time_zone, str) and not is_time_zone(parsed.time_zone):
+        raise LimitsError("time_zone is no IANA time zone that this machine knows, such as Europe/Berlin", "time_zone")
     return parsed
 
 
 def _refuse_contradiction(max_lane: Lane | UnsetType | None, default_lane: Lane | UnsetType | None) -> None:
     if isinstance(max_lane, Lane) and isinstance(default_lane, Lane) and not default_lane.is_within(max_lane):
         raise LimitsError("default_lane is above max_lane", "default_lane")
-
-
-def _refuse_not_enforced(names: dict[str, msgspec.Raw]) -> None:
-    for name in names:
-        if name in _NOT_ENFORCED:
-            raise LimitsError(f"{name} is not enforced by this version, so it is not stored", name)
 
 
 def bad_field(fault: str, document: bytes) -> str | None:
@@ -131,11 +139,19 @@ def effective(*levels: LimitsDocument, default: Limits = DEFAULT) -> Limits:
     default_lane = _last_set([level.default_lane for level in levels], default.default_lane)
     concurrency = _by_lane([level.concurrency for level in levels], default.concurrency)
     batch_cap = _by_lane([level.batch_cap for level in levels], default.batch_cap)
+    discount = _smallest([level.cached_token_discount for level in levels], default.cached_token_discount)
     return Limits(
         rpm=_smallest([level.rpm for level in levels], default.rpm),
         concurrency=concurrency or None,
         batch_cap=batch_cap or None,
-        weight=_last_weight([level.weight for level in levels], default.weight),
+        tpm=_smallest([level.tpm for level in levels], default.tpm),
+        tokens_per_day=_smallest([level.tokens_per_day for level in levels], default.tokens_per_day),
+        usd_per_month=_smallest([level.usd_per_month for level in levels], default.usd_per_month),
+        time_zone=_last([level.time_zone for level in levels], default.time_zone),
+        cached_token_discount=discount or 0.0,
+        shadow=_last([level.shadow for level in levels], default.shadow),
+        sharing_group=_last([level.sharing_group for level in levels], default.sharing_group),
+        weight=_last([level.weight for level in levels], default.weight),
         models=_common([level.models for level in levels], default.models),
         max_lane=max_lane,
         default_lane=default_lane if default_lane.is_within(max_lane) else max_lane,
@@ -153,8 +169,8 @@ def _by_lane(levels: list[LaneCounts | UnsetType | None], default: dict[Lane, in
     return found
 
 
-def _smallest(levels: list[int | UnsetType | None], default: int | None) -> int | None:
-    numbers = [value for value in levels if isinstance(value, int)]
+def _smallest(levels: list[T | UnsetType | None], default: T | None) -> T | None:
+    numbers = [value for value in levels if isinstance(value, int | float)]
     if numbers:
         return min(numbers)
     return None if None in levels else default
@@ -174,11 +190,11 @@ def _narrowest_lane(levels: list[Lane | UnsetType | None], default: Lane) -> Lan
     return Lane.INTERACTIVE if None in levels else default
 
 
-def _last_weight(levels: list[float | UnsetType | None], default: float) -> float:
+def _last(levels: list[T | UnsetType | None], default: T) -> T:
     """The lowest level's word; null there means the default, as without any setting."""
-    for weight in reversed(levels):
-        if not isinstance(weight, UnsetType):
-            return default if weight is None else weight
+    for value in reversed(levels):
+        if not isinstance(value, UnsetType):
+            return default if value is None else value
     return default
 
 

@@ -5,7 +5,7 @@ month. One gateway counts exactly and in memory; several lease parts of each win
 is a whole number, so that nothing is lost by rounding: requests, charged tokens, nanodollars. Knows no clock.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import Protocol
 
@@ -21,9 +21,9 @@ class Counted(Enum):
     MONTH_MONEY = "usd_per_month"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # not frozen: several are made for every request, and a frozen one costs twice as much
 class Moment:
-    """The same instant on two clocks, in seconds. `now`: monotonic, for sliding windows. `unix`: for calendar windows."""
+    """One instant on two clocks, in seconds. `now`: monotonic, for sliding windows. `unix`: for calendar windows."""
 
     now: float
     unix: float
@@ -34,6 +34,7 @@ class Meter:
     """One limit. `of`: `project:ID` or `organization:ID`. `limit`: requests, charged tokens or nanodollars.
 
     `starts_at`, `ends_at`: the calendar window in Unix seconds; both 0 for the sliding window of the last minute.
+    `key`: names the counter, whatever its limit is now; meters with one key count together.
     """
 
     of: str
@@ -41,6 +42,10 @@ class Meter:
     limit: int
     starts_at: int = 0
     ends_at: int = 0
+    key: str = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "key", f"{self.of}:{self.counted.value}:{self.starts_at}")
 
     @property
     def is_sliding(self) -> bool:
@@ -53,11 +58,13 @@ class Short:
     """Refused; nothing was counted. `remaining`: what the limit still allows here, less than was asked.
 
     `retry_after_s`: when it would be allowed if nothing else came; None when waiting is no use (more than the limit).
+    `is_pending`: an allowance has been asked for, and what is said here may be outdated in milliseconds.
     """
 
     meter: Meter
     remaining: int
     retry_after_s: float | None
+    is_pending: bool = False
 
 
 class Take(Protocol):

@@ -1,4 +1,4 @@
-"""How long a tenant's answers are: a moving mean for each flow, for what a request is charged before it has ended."""
+"""How long a tenant's answers are: a moving mean for each flow and model, to charge a request before it has ended."""
 
 from collections import OrderedDict
 
@@ -10,20 +10,20 @@ MAX_FLOWS = 16_384  # the least recently used are forgotten
 
 
 class OutputEstimates:
-    """Expected output tokens by (tenant, lane). Bounded by `MAX_FLOWS`."""
+    """Expected output tokens by (tenant, lane, model). Bounded by `MAX_FLOWS`."""
 
     def __init__(self, max_flows: int = MAX_FLOWS) -> None:
-        self._means: OrderedDict[tuple[str, Lane], float] = OrderedDict()
+        self._means: OrderedDict[tuple[str, Lane, str], float] = OrderedDict()
         self._max_flows = max_flows
 
-    def expected(self, tenant: str, lane: Lane, most: int = 0) -> int:
+    def expected(self, tenant: str, lane: Lane, most: int = 0, model: str = "") -> int:
         """Output tokens of the tenant's next request in the lane; `most`: the request's own bound, 0 for none."""
-        mean = round(self._means.get((tenant, lane), FIRST_GUESS_TOKENS))
+        mean = round(self._means.get((tenant, lane, model), FIRST_GUESS_TOKENS))
         return min(mean, most) if most else mean
 
-    def observe(self, tenant: str, lane: Lane, output_tokens: int) -> None:
+    def observe(self, tenant: str, lane: Lane, output_tokens: int, model: str = "") -> None:
         """One of its answers was this long."""
-        flow = (tenant, lane)
+        flow = (tenant, lane, model)
         mean = self._means.pop(flow, float(FIRST_GUESS_TOKENS))
         self._means[flow] = mean + _SHARE * (output_tokens - mean)
         if len(self._means) > self._max_flows:

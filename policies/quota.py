@@ -1,249 +1,167 @@
-"""What a tenant may use right now: requests a minute and requests in flight, for a project and its organisation.
+"""What a tenant may use right now: of every limit of its project and its organisation, what is left.
 
-All limits of one request are taken in one step or not at all. The counters live here; the limits come with the tenant
-at every call, so that a changed limit acts at once. Knows no clock and no network; not for use from several threads.
+All limits that are known on arrival (requests a minute, requests in flight) are taken in one step or none, and so are
+tokens and money once the request is read. The limits come with the tenant at every call, so that a changed limit acts
+at once. Knows no clock and no network; not for use from several threads.
 """
 
 from collections import OrderedDict
-from collections.abc import Callable
-from dataclasses import dataclass
-from enum import Enum
-from types import TracebackType
-from typing import Self
+from collections.abc import Callable, Iterable
 
 from policies.lane import Lane
-from policies.request_window import WINDOW_S, RequestWindow
-from policies.tenant import Limits, Tenant
+from policies.meters import Counted, Meters, Moment, Short, Take
+from policies.quota_level import Level, Plan, organization_meters, project_meters
+from policies.quota_refusal import Reason, Rejected, Scope, full, over
+from policies.quota_standing import LimitStanding, Standing, standings, strictest
+from policies.reservation import Expected, Reservation
+from policies.sole_meters import SoleMeters, Used
+from policies.tenant import Tenant
+
+__all__ = ["Expected", "LimitStanding", "Quotas", "Reason", "Rejected", "Reservation", "Scope", "Standing"]
 
 CONCURRENCY_RETRY_S = 1.0  # chosen: nobody knows when a request in flight will end, nor who else has room
-
-
-class Reason(Enum):
-    """The limit that refused. The value is the `code` a client sees."""
-
-    RPM = "rpm"
-    CONCURRENCY = "concurrency"
-
-
-class Scope(Enum):
-    """Whose limit it is."""
-
-    PROJECT = "project"
-    ORGANIZATION = "organization"
-
-
-@dataclass(frozen=True, slots=True)
-class Rejected:
-    """Refused, and nothing was counted. `retry_after_s`: None when waiting is no use (a limit of 0).
-
-    `remaining`: what the refusing limit still allows, which is 0 in this version.
-    """
-
-    reason: Reason
-    scope: Scope
-    limit: int
-    remaining: int
-    retry_after_s: float | None
-    message: str
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """What the `x-ratelimit-*-requests` headers say, for the strictest limit (the one with the least remaining).
-
-    `reset_s`: as OpenAI defines it, seconds until the limit is back in its initial state if nothing more is sent: until
-    the last request counted leaves the window. 0.0 when none is counted.
-    """
-
-    limit: int
-    remaining: int
-    reset_s: float
-
-
-class _Usage:
-    """The counters of one project or organisation."""
-
-    __slots__ = ("in_flight", "window")
-
-    def __init__(self) -> None:
-        self.window = RequestWindow()
-        self.in_flight = [0] * len(Lane)
-
-    @property
-    def is_in_flight(self) -> bool:
-        return any(self.in_flight)
-
-
-_UNUSED = _Usage()  # read where nothing has been counted yet; never written
-
-
-class Reservation:
-    """One admitted request's share of the limits. Ends exactly once; a second end changes nothing.
-
-    `settle` (or leaving the `with` block) when the request was worked on: it stays counted in its minute.
-    `undo` when a later step refused it: every counter is as if it had never come.
-    """
-
-    __slots__ = ("_lane", "_quotas", "_second", "_usages")
-
-    def __init__(self, quotas: "Quotas", usages: tuple[_Usage, ...], lane: Lane, second: int) -> None:
-        self._quotas = quotas
-        self._usages = usages
-        self._lane = lane
-        self._second = second
-
-    @property
-    def has_ended(self) -> bool:
-        """Whether the share was given back."""
-        return not self._usages
-
-    def settle(self) -> None:
-        """Give back the seat in flight; the request keeps its place in the minute."""
-        self._end(is_undone=False)
-
-    def undo(self) -> None:
-        """Give back everything, the place in the minute too."""
-        self._end(is_undone=True)
-
-    def _end(self, *, is_undone: bool) -> None:
-        usages, self._usages = self._usages, ()
-        for usage in usages:
-            usage.in_flight[self._lane.rank] -= 1
-            if is_undone:
-                usage.window.take_back(self._second)
-        if usages:
-            self._quotas.num_reservations -= 1
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
-        self.settle()
-
-    def __repr__(self) -> str:
-        return f"<Reservation {self._lane.value} {'ended' if self.has_ended else 'held'}>"
+PLAN_KEEP_S = 60.0  # chosen: a tenant that sends nothing for a minute is made ready again when it does
+UsageRow = tuple[str, str, Counted, float, int]  # project id, organisation id, what, Unix second it began, how much
 
 
 class Quotas:
-    """The counters of every tenant seen in the last minute or in flight now; the others are dropped.
+    """The limits of every tenant that was active in the last minute or has requests in flight.
 
-    `reserve`, `standing` and `expire` take `now` in monotonic seconds. `reserve` looks at no more than four old tenants
-    to drop, so its cost does not depend on how many there are. `share`: the part of a limit that is enforced here,
-    where several gateways each enforce one.
+    `reserve` looks at no more than two old tenants to drop, so its cost does not depend on how many there are.
     """
 
-    def __init__(self, share: Callable[[int], int] = lambda limit: limit) -> None:
+    def __init__(self, meters: Meters | None = None, share: Callable[[int], int] | None = None) -> None:
+        """`meters`: who counts; None: this process alone. `share`: the part of a limit that this process enforces.
+
+        Where several gateways count each for itself, `share` is what keeps them within the limit together; `meters`
+        that count together need none, but requests in flight still do.
+        """
         self._share = share
-        # Least recently admitted first: what has expired is found at the front.
-        self._projects: OrderedDict[str, _Usage] = OrderedDict()
-        self._organizations: OrderedDict[str, _Usage] = OrderedDict()
+        self._meters = meters if meters is not None else SoleMeters(share)
+        self._part = share if meters is None else None
+        self._counts_all = isinstance(
+            self._meters, SoleMeters
+        )  # elsewhere a count costs a share of what others may use
+        self._plans: OrderedDict[str, Plan] = OrderedDict()  # least recently made ready first
+        self._in_flight: dict[str, list[int]] = {}
         self.num_reservations = 0
 
-    def reserve(self, tenant: Tenant, lane: Lane, now: float) -> Reservation | Rejected:
+    @property
+    def meters(self) -> Meters:
+        """Who counts."""
+        return self._meters
+
+    def reserve(self, tenant: Tenant, lane: Lane, moment: Moment) -> Reservation | Rejected:
         """Count one request against the project's and the organisation's limits, or say which one refuses it.
 
         Mutates the counters only when it succeeds. Of two limits that refuse, the organisation's is named.
         """
-        organization = self._organizations.get(tenant.organization_id, _UNUSED)
-        project = self._projects.get(tenant.project_id, _UNUSED)
-        rejected = self._refusal(organization, tenant.organization_limits, Scope.ORGANIZATION, lane, now) or (
-            self._refusal(project, tenant.limits, Scope.PROJECT, lane, now)
-        )
-        if rejected is not None:
-            return rejected
-        usages = (
-            _tracked(self._organizations, tenant.organization_id),
-            _tracked(self._projects, tenant.project_id),
-        )
-        second = 0
-        for usage in usages:
-            second = usage.window.admit(now)
-            usage.in_flight[lane.rank] += 1
+        plan = self._plan(tenant, moment)
+        rank = lane.rank
+        reservation = Reservation(self._meters, rank, self._on_end, self._part)
         self.num_reservations += 1
-        _drop_idle(self._organizations, now, most=2)
-        _drop_idle(self._projects, now, most=2)
-        return Reservation(self, usages, lane, second)
+        for level in plan.levels:
+            request = self._request(level, lane, rank, moment)
+            if not isinstance(request, Rejected):
+                reservation.enter(level, request)
+            elif level.is_shadow:
+                reservation.shadow(request)
+            else:
+                reservation.undo(moment)
+                return request
+        return reservation
 
-    def standing(self, tenant: Tenant, now: float) -> Standing | None:
-        """The strictest request rate limit as it is enforced, or None if there is none. Does not mutate."""
-        strictest: Standing | None = None
-        for usage, limits in (
-            (self._organizations.get(tenant.organization_id, _UNUSED), tenant.organization_limits),
-            (self._projects.get(tenant.project_id, _UNUSED), tenant.limits),
-        ):
-            if limits.rpm is None:
-                continue
-            remaining = max(0, self._share(limits.rpm) - usage.window.num_admitted(now))
-            reset_s = usage.window.empty_in_s(now)
-            if strictest is None or (remaining, -reset_s) < (strictest.remaining, -strictest.reset_s):
-                strictest = Standing(limits.rpm, remaining, reset_s)
-        return strictest
+    def headline(self, tenant: Tenant, moment: Moment) -> tuple[Standing | None, Standing | None]:
+        """The strictest limit of requests and the strictest of tokens, as enforced; None where there is none."""
+        plan = self._plan(tenant, moment)
+        tokens = plan.tokens(moment.unix)
+        return (
+            strictest(plan.requests, self._meters, moment) if plan.requests else None,
+            strictest(tokens, self._meters, moment) if tokens else None,
+        )
 
-    def expire(self, now: float) -> int:
-        """Drop every tenant with nothing in flight and nothing in its minute; the number dropped."""
-        dropped = 0
-        for usages in (self._organizations, self._projects):
-            idle = [of for of, usage in usages.items() if not (usage.is_in_flight or usage.window.num_admitted(now))]
-            for of in idle:
-                del usages[of]
-            dropped += len(idle)
-        return dropped
+    def standings(self, tenant: Tenant, moment: Moment) -> tuple[LimitStanding, ...]:
+        """Every limit of the organisation and the project, and what is left of it."""
+        return standings(self._plan(tenant, moment).levels, self._meters, moment)
+
+    def restore(self, rows: Iterable[UsageRow], moment: Moment) -> None:
+        """What was used earlier, as a ledger knows it, so that a restart grants nobody a second allowance.
+
+        A row counts for its project and its organisation, in the window that holds its beginning: the last minute, the
+        running day, the running month. Everything that is known is told in one call, which may be repeated. Nothing
+        where the meters are shared: those outlive the process.
+        """
+        if not isinstance(self._meters, SoleMeters):
+            return
+        used = []
+        for project_id, organization_id, counted, at, amount in rows:
+            used.append(Used(project_meters(project_id), counted, at, amount))
+            used.append(Used(organization_meters(organization_id), counted, at, amount))
+        self._meters.restore(used, moment)
+
+    def expire(self, moment: Moment) -> int:
+        """Drop every tenant with nothing in flight that was not active in the last minute; the number dropped."""
+        self._meters.expire(moment)
+        idle = [of for of, plan in self._plans.items() if self._is_idle(plan, moment)]
+        for of in idle:
+            del self._plans[of]
+        used = {level.of for plan in self._plans.values() for level in plan.levels}
+        for of in [of for of, counts in self._in_flight.items() if of not in used and not any(counts)]:
+            del self._in_flight[of]
+        return len(idle)
 
     def statistics(self) -> dict[str, int]:
-        """`reservations` is 0 when quiescent; `projects` and `organizations` are those with counters held."""
-        return {
-            "reservations": self.num_reservations,
-            "projects": len(self._projects),
-            "organizations": len(self._organizations),
-        }
+        """`reservations` and `takes` are 0 when quiescent; `tenants` are those made ready."""
+        return {"reservations": self.num_reservations, "tenants": len(self._plans), **self._meters.statistics()}
 
     def __repr__(self) -> str:
-        counts = " ".join(f"{name}={count}" for name, count in self.statistics().items())
-        return f"<Quotas {counts}>"
+        return f"<Quotas {' '.join(f'{name}={count}' for name, count in self.statistics().items())}>"
 
-    def _refusal(self, usage: _Usage, limits: Limits, scope: Scope, lane: Lane, now: float) -> Rejected | None:
-        rpm = limits.rpm
-        if rpm is not None and usage.window.num_admitted(now) >= (most := self._share(rpm)):
-            retry_after_s = usage.window.below_in_s(most, now)
-            if rpm and not most:
-                retry_after_s = CONCURRENCY_RETRY_S  # another gateway may have room
-            message = f"the {scope.value} may send {rpm} requests in {WINDOW_S} seconds{_part(most, rpm)}"
-            return Rejected(Reason.RPM, scope, rpm, 0, retry_after_s, message)
-        concurrency = None if limits.concurrency is None else limits.concurrency.get(lane)
-        if concurrency is not None and usage.in_flight[lane.rank] >= (most := self._share(concurrency)):
-            retry_after_s = CONCURRENCY_RETRY_S if concurrency else None
-            message = (
-                f"the {scope.value} may have {concurrency} requests in flight in the {lane.value} lane, "
-                f"queued ones included{_part(most, concurrency)}"
-            )
-            return Rejected(Reason.CONCURRENCY, scope, concurrency, 0, retry_after_s, message)
-        return None
+    def _request(self, level: Level, lane: Lane, rank: int, moment: Moment) -> Take | Rejected | None:
+        """The place in the minute at one level, None where it is not limited; or why there is none."""
+        taken: Take | None = None
+        if level.requests is not None:
+            found = self._meters.take(level.requests, 1, moment)
+            if isinstance(found, Short):
+                here = level.requests.limit if self._part is None else self._part(level.requests.limit)
+                return over(found, level.scope, 1, here=here, time_zone=level.limits.time_zone)
+            taken = found
+        if level.most_in_flight is not None and (limit := level.most_in_flight[rank]) is not None:
+            here = self._here(limit)
+            if level.in_flight[rank] >= here:
+                if taken is not None:
+                    taken.undo(moment)
+                return full(level.scope, lane.value, limit, here, CONCURRENCY_RETRY_S if limit else None)
+        return taken
 
+    def _here(self, limit: int) -> int:
+        return limit if self._share is None else self._share(limit)
 
-def _part(most: int, limit: int) -> str:
-    return "" if most == limit else f"; {most} of them through this gateway process"
+    def _plan(self, tenant: Tenant, moment: Moment) -> Plan:
+        """The tenant made ready; the directory makes a new tenant whenever a limit changes."""
+        plan = self._plans.get(tenant.project_id)
+        if plan is None or plan.tenant is not tenant:
+            if plan is None:
+                self._drop_idle(moment)
+            plan = self._plans[tenant.project_id] = Plan(tenant, self._in_flight_of, counts_all=self._counts_all)
+        plan.touched_at = moment.now
+        return plan
 
+    def _in_flight_of(self, of: str) -> list[int]:
+        return self._in_flight.setdefault(of, [0] * len(Lane))
 
-def _tracked(usages: OrderedDict[str, _Usage], of: str) -> _Usage:
-    """The counters of one tenant, now the most recently used."""
-    usage = usages.get(of)
-    if usage is None:
-        usage = usages[of] = _Usage()
-    else:
-        usages.move_to_end(of)
-    return usage
+    def _drop_idle(self, moment: Moment) -> None:
+        """Of the two oldest: drop those that are idle, look at the others later. Organisations are left to `expire`."""
+        for _ in range(min(2, len(self._plans))):
+            of, plan = next(iter(self._plans.items()))
+            if not self._is_idle(plan, moment):
+                self._plans.move_to_end(of)
+                continue
+            del self._plans[of]
+            self._in_flight.pop(plan.project.of, None)
 
+    def _is_idle(self, plan: Plan, moment: Moment) -> bool:
+        return moment.now >= plan.touched_at + PLAN_KEEP_S and not any(plan.project.in_flight)
 
-def _drop_idle(usages: OrderedDict[str, _Usage], now: float, *, most: int) -> int:
-    """Drop what is idle among the `most` oldest; those still in flight go to the back, to be looked at later."""
-    dropped = 0
-    for _ in range(min(most, len(usages))):
-        of, usage = next(iter(usages.items()))
-        if usage.is_in_flight:
-            usages.move_to_end(of)
-        elif usage.window.num_admitted(now):
-            break
-        else:
-            del usages[of]
-            dropped += 1
-    return dropped
+    def _on_end(self) -> None:
+        self.num_reservations -= 1

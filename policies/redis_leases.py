@@ -11,6 +11,7 @@ import secrets
 import time
 from collections.abc import Callable
 from contextlib import aclosing
+from functools import partial
 from typing import Self
 
 from redis.asyncio import Redis
@@ -30,9 +31,10 @@ _SHA = hashlib.sha1(RENEW.encode(), usedforsecurity=False).hexdigest()  # Redis'
 MIN_GAP_S = 0.01  # between two passes: a hundred a second at most, however much is lacking
 
 
-def lease_clock() -> float:
-    """Seconds that go on while the machine sleeps, as Redis's do; a lease must not outlive a suspended laptop."""
-    return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
+# Seconds that go on while the machine sleeps, as Redis's do; a lease must not outlive a suspended laptop.
+lease_clock: Callable[[], float] = (
+    partial(time.clock_gettime, time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic
+)
 
 
 def new_gateway_id() -> str:
@@ -42,6 +44,8 @@ def new_gateway_id() -> str:
 
 class RedisLeases:
     """Keeps `holdings` leased. `on_raise`: called when there is more to take than before, so that waiters try again.
+
+    `on_nudge`: called with what others lack, which may be something else than leased units.
 
     `async with RedisLeases(…)` starts it and, at the end, gives everything back. `now` given to the holdings must come
     from the same clock as here.
@@ -55,6 +59,7 @@ class RedisLeases:
         prefix: str = PREFIX,
         clock: Callable[[], float] = lease_clock,
         on_raise: Callable[[], None] = lambda: None,
+        on_nudge: Callable[[list[str]], None] = lambda _names: None,
     ) -> None:
         self.holdings = holdings
         self.last_fault = ""
@@ -63,10 +68,16 @@ class RedisLeases:
         self._keys = _Keys(prefix)
         self._clock = clock
         self._on_raise = on_raise
+        self._on_nudge = on_nudge
         self._pressed = asyncio.Event()
         self._tasks: list[asyncio.Task[None]] = []
         self._is_stopping = False
         holdings.on_press = self._pressed.set
+
+    @property
+    def channel(self) -> str:
+        """Where gateways tell each other what they lack."""
+        return self._keys.channel
 
     @property
     def is_degraded(self) -> bool:
@@ -111,7 +122,7 @@ class RedisLeases:
             values += [ask.resource, ask.held, ask.in_use, ask.wanted, ask.limit]
         self.num_calls += 1
         try:
-            answer = await self._link.call(lambda redis: _run(redis, keys, values))
+            answer = await self._link.call(lambda redis: _run(redis, keys, values), key=self._keys.state)
         except StoreError:
             self.holdings.fail(report)
             raise
@@ -151,6 +162,7 @@ class RedisLeases:
                 sender, *resources = message.decode().split("\n")
                 if sender != self.holdings.gateway:
                     self.holdings.press(resources)
+                    self._on_nudge(resources)
 
     @property
     def _interval_s(self) -> float:
@@ -176,7 +188,8 @@ async def bury(link: RedisLink, gateway: str, *, prefix: str = PREFIX) -> bool:
 
     For whoever saw it end (the supervisor); to bury a living one would lend its units twice. Raises `StoreError`.
     """
-    return await link.call(lambda redis: _forget(redis, _Keys(prefix).gateways, gateway))
+    key = _Keys(prefix).gateways
+    return await link.call(lambda redis: _forget(redis, key, gateway), key=key)
 
 
 async def _forget(redis: Redis, key: str, gateway: str) -> bool:

@@ -1,23 +1,24 @@
 """The door to Redis: a client with few connections, a bound on every call, and faults named by whose they are.
 
 A call that finds no free connection in time is `StoreBusy`: the store is well, we ask too much of it. One that gets no
-answer in time is a fault of the store; after a few in a row calls fail at once for a growing while, so that nobody
-waits for a store that is away. Holds no rule.
+answer in time is a fault of the server it went to; after a few in a row calls to that server fail at once for a growing
+while, so that nobody waits for a store that is away. Holds no rule.
 """
 
 import asyncio
 import random
 import time
-from collections.abc import Awaitable, Callable
-from typing import TypeVar
-from urllib.parse import urlsplit
+from collections.abc import Callable
+from typing import Any, TypeVar
 
-from redis.asyncio import BlockingConnectionPool, Redis
-from redis.asyncio.retry import Retry
-from redis.backoff import NoBackoff
+from redis.asyncio import Redis
 from redis.exceptions import RedisError, WatchError
 
+from policies.redis_address import SCHEMES, Layout, Place, parse_address
+from policies.redis_servers import Servers, Work
 from policies.store import StoreError
+
+__all__ = ["SCHEMES", "RedisLink", "StoreBusy", "pause_s"]
 
 R = TypeVar("R")
 
@@ -26,15 +27,29 @@ WAIT_S = 1.0  # for a free connection
 NUM_CONNECTIONS = 4
 FAULTS_BEFORE_PAUSE = 3
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 2.0
-SCHEMES = ("redis", "rediss", "unix")
 
 
 class StoreBusy(StoreError):
     """No connection became free in time. Says nothing against the store itself."""
 
 
+class _Faults:
+    """Of one server. `failing_since`: when the first of them in a row was."""
+
+    __slots__ = ("failing_since", "in_a_row", "paused_until")
+
+    def __init__(self) -> None:
+        self.in_a_row = 0
+        self.paused_until = 0.0
+        self.failing_since: float | None = None
+
+
 class RedisLink:
-    """Calls to one Redis. `name`: host and port, never the password. For one event loop."""
+    """Calls to one Redis, one under Sentinel, or a Cluster. `name`: never with the password. For one event loop.
+
+    The keys of one call lie in one hash slot. On a Cluster `key`, any of them, says which server to ask; without it
+    another one sends the call there, which costs a round trip.
+    """
 
     def __init__(
         self,
@@ -46,24 +61,31 @@ class RedisLink:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Connect at the first call. Raises `StoreError` for a URL that is none of `SCHEMES`."""
-        self.name = _name_of(url)
+        address = parse_address(url)
+        self.name = address.name
         self.call_s = call_s
-        self.num_faults = 0  # in a row
-        self._url = url
+        self.is_cluster = address.layout is Layout.CLUSTER
         self._wait_s = wait_s
         self._clock = clock
-        self._paused_until = 0.0
+        self._faults: dict[Place | None, _Faults] = {}
         self._free = asyncio.Semaphore(num_connections)
-        self._redis = _client(url, num_connections, call_s)
+        self._servers = Servers(address, num_connections, call_s)
+
+    @property
+    def num_faults(self) -> int:
+        """Calls in a row without an answer, at the server with the most of them."""
+        return max((faults.in_a_row for faults in self._faults.values()), default=0)
 
     @property
     def is_available(self) -> bool:
-        """Whether the last call was answered, or none was made yet."""
+        """Whether the last call to every server was answered, or none was made yet."""
         return self.num_faults == 0
 
-    async def call(self, work: Callable[[Redis], Awaitable[R]], *, timeout_s: float | None = None) -> R:
+    async def call(self, work: Work[R], *, timeout_s: float | None = None, key: str | None = None) -> R:
         """The outcome of `work`. Raises `StoreBusy`, `StoreError`; `WatchError` passes, it is an answer."""
-        if self._clock() < self._paused_until:
+        place = self._servers.where(key)
+        faults = self._faults.get(place)
+        if faults is not None and self._clock() < faults.paused_until:
             raise StoreError(f"the store {self.name} does not answer; it will be tried again shortly")
         try:
             async with asyncio.timeout(self._wait_s):
@@ -72,82 +94,66 @@ class RedisLink:
             raise StoreBusy(f"every connection to the store {self.name} is in use") from None
         try:
             async with asyncio.timeout(timeout_s or self.call_s):
-                answer = await work(self._redis)
+                answer = await self._servers.run(work, key)
         except WatchError:
-            self._note_answer()
+            self._note_answer(place)
             raise
         except (RedisError, OSError, TimeoutError) as error:
-            self._note_fault()
+            self._note_fault(place)
             reason = str(error) or "no answer in time"
             raise StoreError(f"the store {self.name} failed: {reason}") from error
         finally:
             self._free.release()
-        self._note_answer()
+        self._note_answer(place)
         return answer
 
     async def check(self) -> None:
-        """Raise `StoreError` for a Redis that cannot be used: one that evicts what leases rest on, or a Cluster."""
-        found = await self.call(lambda redis: redis.info("everything"), timeout_s=self._wait_s)
-        if int(found.get("maxmemory", 0)) and found.get("maxmemory_policy") != "noeviction":
-            raise StoreError(
-                f"the store {self.name} evicts keys when its memory is full; set maxmemory-policy noeviction"
-            )
-        if found.get("redis_mode") == "cluster":
-            raise StoreError(f"the store {self.name} is a Redis Cluster, which this version does not support")
+        """Raise `StoreError` for a Redis that evicts what leases rest on, or is not what the URL says."""
 
-    def dedicated(self) -> Redis:
-        """A client of its own for a subscription, which waits for messages without a bound. Close it."""
-        return _client(self._url, 1, max(self.call_s, 1.0))
+        async def look(_: Redis) -> list[dict[str, Any]]:
+            return [await redis.info("everything") for redis in await self._servers.each()]
+
+        for found in await self.call(look, timeout_s=self._wait_s):
+            if int(found.get("maxmemory", 0)) and found.get("maxmemory_policy") != "noeviction":
+                raise StoreError(
+                    f"the store {self.name} evicts keys when its memory is full; set maxmemory-policy noeviction"
+                )
+            if (found.get("redis_mode") == "cluster") != self.is_cluster:
+                raise StoreError(
+                    f"the store {self.name} is {'no' if self.is_cluster else 'a'} Redis Cluster; its URL begins with "
+                    f"{'redis' if self.is_cluster else 'redis+cluster'}://"
+                )
+
+    async def dedicated(self) -> Redis:
+        """A client of its own for a subscription, which waits for messages without a bound. Close it.
+
+        Raises redis-py's errors and `TimeoutError`.
+        """
+        async with asyncio.timeout(self._wait_s):
+            return await self._servers.dedicated()
 
     async def close(self) -> None:
         """Let go of every connection. Harmless the second time."""
-        await self._redis.aclose(close_connection_pool=True)
+        await self._servers.close()
 
     def __repr__(self) -> str:
         return f"<RedisLink {self.name} {'available' if self.is_available else f'faults={self.num_faults}'}>"
 
-    def _note_answer(self) -> None:
-        self.num_faults = 0
+    def _note_answer(self, place: Place | None) -> None:
+        """All is well with this server; those that are none of the store's any more are forgotten."""
+        if self._faults:
+            current = self._servers.places
+            self._faults = {one: of for one, of in self._faults.items() if one != place and one in current}
 
-    def _note_fault(self) -> None:
-        self.num_faults += 1
-        if (beyond := self.num_faults - FAULTS_BEFORE_PAUSE) >= 0:
-            self._paused_until = self._clock() + pause_s(beyond)
+    def _note_fault(self, place: Place | None) -> None:
+        self._servers.doubt()
+        faults = self._faults.setdefault(place, _Faults())
+        faults.in_a_row += 1
+        if (beyond := faults.in_a_row - FAULTS_BEFORE_PAUSE) >= 0:
+            faults.paused_until = self._clock() + pause_s(beyond)
 
 
 def pause_s(num_before: int) -> float:
     """How long to leave a store alone after so many pauses: doubling, bounded, and not in step with other gateways."""
     longest = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(num_before, 16))
     return longest * random.uniform(0.5, 1.0)  # noqa: S311  # nothing secret
-
-
-def _client(url: str, num_connections: int, connect_s: float) -> Redis:
-    try:
-        pool = BlockingConnectionPool.from_url(
-            url,
-            max_connections=num_connections,
-            timeout=None,  # we queue in front of it, so a wait here is never taken for a fault
-            socket_connect_timeout=connect_s,
-            # NOTE: who calls bounds the whole call. With a bound here redis-py goes through asyncio.wait_for, which
-            # before Python 3.12 swallows a cancellation that meets the answer.
-            socket_timeout=None,
-            socket_keepalive=True,
-            retry=Retry(NoBackoff(), 0),  # who calls decides whether a call may be repeated
-            protocol=2,
-            client_name="warmlane",
-        )
-    except (RedisError, ValueError) as error:
-        raise StoreError(f"the store {_name_of(url)} has a URL that cannot be used: {error}") from error
-    return Redis(connection_pool=pool)
-
-
-def _name_of(url: str) -> str:
-    """Scheme, host, port and path of a URL: what may be logged of it."""
-    try:
-        parts = urlsplit(url)
-        port = parts.port
-    except ValueError as error:
-        raise StoreError("the store's URL cannot be read") from error
-    if parts.scheme not in SCHEMES:
-        raise StoreError(f"a store of the kind {parts.scheme!r} is not supported; one of {', '.join(SCHEMES)} is")
-    return f"{parts.scheme}://{parts.hostname or ''}{f':{port}' if port else ''}{parts.path}"

@@ -44,6 +44,8 @@ class Names:
         self.meta = self._root + "meta"  # hash: version, server_secret, revision, position
         self.changed = self._root + "changed"  # channel
         self.digests = self._root + "digests"  # hash: SHA-256 in hex -> whose it is
+        self.audit = self._root + "audit"  # stream: one entry a change
+        self.key_uses = self._root + "key_uses"  # hash: key id -> Unix seconds
 
     def items(self, kind: type) -> str:
         """Hash: id -> the item."""

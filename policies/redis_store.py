@@ -7,11 +7,14 @@ Redis takes its place, every call says so instead of answering that nobody exist
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, Self, TypeVar
 
 from redis.asyncio import Redis
 
+from policies.audit import SYSTEM, AuditEntry, AuditKeep, AuditWanted, Author, Change
 from policies.keys import Secret, new_server_secret
+from policies.redis_audit import AuditStream
 from policies.redis_changes import Changes
 from policies.redis_link import RedisLink
 from policies.redis_nudges import nudges
@@ -19,9 +22,11 @@ from policies.redis_rows import VERSION, Names, T, decode, decode_digest
 from policies.redis_transactions import Transactions, Work
 from policies.store import (
     MAX_PAGE,
+    Deleted,
     Key,
     Level,
     NewKey,
+    OpenedKey,
     Organization,
     Page,
     Project,
@@ -32,6 +37,14 @@ from policies.store import (
 
 R = TypeVar("R")
 
+_NOTE_USES = """
+for i = 1, #ARGV, 2 do
+    local known = tonumber(redis.call('HGET', KEYS[1], ARGV[i]) or '-1')
+    if tonumber(ARGV[i + 1]) > known and redis.call('HEXISTS', KEYS[2], ARGV[i]) == 1 then
+        redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1])
+    end
+end
+"""
 SNAPSHOT_S = 5.0  # everything at once; off every request's path
 _LEVELS: dict[Level, type[Organization] | type[Project]] = {Level.ORGANIZATION: Organization, Level.PROJECT: Project}
 
@@ -39,29 +52,41 @@ _LEVELS: dict[Level, type[Organization] | type[Project]] = {Level.ORGANIZATION: 
 class RedisStore:
     """`policies.store.Store` in Redis. Made with `open`. For one event loop."""
 
-    def __init__(self, link: RedisLink, names: Names, secret: bytes, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, link: RedisLink, names: Names, secret: bytes, clock: Callable[[], float], audit: AuditStream
+    ) -> None:
         self._link = link
         self._names = names
         self._clock = clock
         self._transactions = Transactions(link, names, secret)
-        self._changes = Changes(names)
+        self._audit = audit
+        self._changes = Changes(names, audit)
         self._is_closed = False
 
     @classmethod
-    async def open(cls, url: str, clock: Callable[[], float] = time.time, *, prefix: str = "warmlane") -> Self:
+    async def open(
+        cls,
+        url: str,
+        clock: Callable[[], float] = time.time,
+        *,
+        prefix: str = "warmlane",
+        keep: AuditKeep = AuditKeep(),  # noqa: B008  # frozen
+    ) -> Self:
         """The store at `url`, made at the first start. Raises `StoreError`. `clock`: Unix seconds."""
         link, names = RedisLink(url), Names(prefix)
         try:
             await link.check()
-            secret = await link.call(lambda redis: _install(redis, names, link.name), timeout_s=SNAPSHOT_S)
+            secret = await link.call(
+                lambda redis: _install(redis, names, link.name), timeout_s=SNAPSHOT_S, key=names.meta
+            )
         except BaseException:
             await link.close()
             raise
-        return cls(link, names, secret, clock)
+        return cls(link, names, secret, clock, AuditStream(names.audit, keep))
 
-    async def create_organization(self, name: str) -> Organization:
+    async def create_organization(self, name: str, *, by: Author = SYSTEM) -> Organization:
         """A new organisation."""
-        return await self._change(self._changes.create_organization(name, self._clock()))
+        return await self._change(self._changes.create_organization(name, self._clock(), by))
 
     async def organization(self, organization_id: str) -> Organization:
         """One organisation. Raises `UnknownId`."""
@@ -71,9 +96,9 @@ class RedisStore:
         """Organisations in order of creation."""
         return await self._page(Organization, limit, after)
 
-    async def create_project(self, name: str, organization_id: str) -> Project:
+    async def create_project(self, name: str, organization_id: str, *, by: Author = SYSTEM) -> Project:
         """A new project. Raises `UnknownId` for the organisation."""
-        return await self._change(self._changes.create_project(name, organization_id, self._clock()))
+        return await self._change(self._changes.create_project(name, organization_id, self._clock(), by))
 
     async def project(self, project_id: str) -> Project:
         """One project. Raises `UnknownId`."""
@@ -85,36 +110,83 @@ class RedisStore:
         """Projects in order of creation."""
         return await self._page(Project, limit, after, organization_id)
 
-    async def create_key(self, new: NewKey) -> tuple[Key, Secret]:
+    async def create_key(self, new: NewKey, *, by: Author = SYSTEM) -> tuple[Key, Secret]:
         """A new key and its secret. Raises `UnknownId` for the project."""
-        return await self._change(self._changes.create_key(new, self._clock()))
+        return await self._change(self._changes.create_key(new, self._clock(), by))
 
     async def key(self, key_id: str) -> Key:
         """One key, revoked or not. Raises `UnknownId`."""
-        return await self._one(Key, key_id)
+        row, used_at = await self._read(
+            [("HGET", self._names.items(Key), key_id), ("HGET", self._names.key_uses, key_id)]
+        )
+        if row is None:
+            raise UnknownId("key", key_id)
+        return _with_use(decode(Key, row), used_at)
 
     async def keys(
         self, *, project_id: str | None = None, limit: int = MAX_PAGE, after: str | None = None
     ) -> Page[Key]:
         """Keys in order of creation, revoked ones too."""
-        return await self._page(Key, limit, after, project_id)
+        page = await self._page(Key, limit, after, project_id)
+        if not page.items:
+            return page
+        (used,) = await self._read([("HMGET", self._names.key_uses, *(one.id for one in page.items))])
+        return Page(tuple(map(_with_use, page.items, used)), page.next_after)
 
-    async def revoke_key(self, key_id: str) -> Key:
+    async def revoke_key(self, key_id: str, *, by: Author = SYSTEM) -> Key:
         """The key, now revoked. Raises `UnknownId`."""
-        return await self._change(self._changes.revoke_key(key_id, self._clock()))
+        return await self._change(self._changes.revoke_key(key_id, self._clock(), by))
 
-    async def rotate_key(self, key_id: str, overlap_s: float = 0.0) -> tuple[Key, Secret]:
+    async def rotate_key(self, key_id: str, overlap_s: float = 0.0, *, by: Author = SYSTEM) -> tuple[Key, Secret]:
         """The key with a new secret. Raises `UnknownId`, `KeyEnded`."""
-        return await self._change(self._changes.rotate_key(key_id, overlap_s, self._clock()))
+        return await self._change(self._changes.rotate_key(key_id, overlap_s, self._clock(), by))
+
+    async def opened_by(self, digest: bytes) -> OpenedKey | None:
+        """What a secret opens."""
+        (row,) = await self._read([("HGET", self._names.digests, digest.hex())])
+        if row is None:
+            return None
+        opened = decode_digest(digest.hex().encode(), row)
+        try:
+            key = await self.key(opened.key_id)
+            project = await self.project(key.project_id)
+        except UnknownId:  # deleted in between
+            return None
+        ends = [end for end in (key.expires_at, opened.expires_at) if end is not None]
+        return None if key.revoked_at is not None else OpenedKey(key, project, min(ends, default=None))
+
+    async def delete_project(self, project_id: str, *, cascade: bool, by: Author = SYSTEM) -> Deleted:
+        """Delete a project and its keys. Raises `UnknownId`, `NotEmpty`."""
+        return await self._change(self._changes.delete_project(project_id, self._clock(), cascade=cascade, by=by))
+
+    async def delete_organization(self, organization_id: str, *, cascade: bool, by: Author = SYSTEM) -> Deleted:
+        """Delete an organisation and its projects. Raises `UnknownId`, `NotEmpty`."""
+        work = self._changes.delete_organization(organization_id, self._clock(), cascade=cascade, by=by)
+        return await self._change(work)
+
+    async def note_uses(self, used_at: dict[str, int]) -> None:
+        """When keys were last used."""
+        self._refuse_if_closed()
+        arguments = [part for pair in used_at.items() for part in pair]
+        keys = (self._names.key_uses, self._names.items(Key))
+        await self._link.call(lambda redis: redis.eval(_NOTE_USES, 2, *keys, *arguments), key=self._names.meta)
+
+    async def note_change(self, change: Change, *, by: Author) -> None:
+        """One entry of the audit log for a change elsewhere."""
+        await self._change(self._changes.note_change(change, self._clock(), by))
+
+    async def audit(self, wanted: AuditWanted, *, limit: int = MAX_PAGE, after: str | None = None) -> Page[AuditEntry]:
+        """Entries of the audit log, the newest first. Raises `ValueError` for `after`."""
+        return await self._audit.page(self._read, wanted, limit, after)
 
     async def limits(self, level: Level, of: str) -> bytes:
         """A limits document. Raises `UnknownId`."""
         item: Organization | Project = await self._one(_LEVELS[level], of)
         return item.limits
 
-    async def set_limits(self, level: Level, of: str, document: bytes) -> None:
+    async def set_limits(self, level: Level, of: str, document: bytes, *, by: Author = SYSTEM) -> None:
         """Replace a limits document. Raises `UnknownId`."""
-        await self._change(self._changes.set_limits(_LEVELS[level], of, document))
+        await self._change(self._changes.set_limits(_LEVELS[level], of, document, self._clock(), by))
 
     async def revision(self) -> int:
         """A number that every change raises."""
@@ -194,6 +266,7 @@ class RedisStore:
         secret, *answers = await self._link.call(
             lambda redis: _together(redis, [("HGET", self._names.meta, "server_secret"), *commands]),
             timeout_s=timeout_s,
+            key=self._names.meta,
         )
         self._transactions.check(secret)
         return answers
@@ -205,6 +278,10 @@ class RedisStore:
 
 def _decoded(kind: type[T], order: list[bytes], items: dict[bytes, bytes]) -> tuple[T, ...]:
     return tuple(decode(kind, items[item_id]) for item_id in order)
+
+
+def _with_use(key: Key, used_at: bytes | None) -> Key:
+    return key if used_at is None else replace(key, last_used_at=int(used_at))
 
 
 async def _together(redis: Redis, commands: list[tuple[Any, ...]]) -> list[Any]:

@@ -40,6 +40,12 @@ class Reader:
             raise UnknownId(kind.__name__.lower(), item_id)
         return decode(kind, row)
 
+    async def within(self, kind: type[T], parent_id: str) -> list[T]:
+        """Every item of one parent, in order of creation."""
+        ids = await self._pipe.zrange(self._names.order(kind, parent_id), 0, -1)
+        rows = await self._pipe.hmget(self._names.items(kind), ids) if ids else []
+        return [decode(kind, row) for row in rows if row is not None]
+
     async def digests_of(self, key_id: str) -> list[KeyDigest]:
         """Every secret of a key."""
         digests = sorted(await self._pipe.smembers(self._names.digests_of(key_id)))
@@ -68,7 +74,9 @@ class Transactions:
         async with self._turn:
             for _ in range(MAX_TRIES):
                 try:
-                    return await self._link.call(lambda redis: self._attempt(redis, work), timeout_s=CHANGE_S)
+                    return await self._link.call(
+                        lambda redis: self._attempt(redis, work), timeout_s=CHANGE_S, key=self._names.meta
+                    )
                 except WatchError:
                     await asyncio.sleep(random.uniform(0, 0.01))  # noqa: S311  # out of step with the others
         raise StoreBusy(f"too many changes at once in the store {self._link.name}")

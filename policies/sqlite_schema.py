@@ -80,7 +80,35 @@ def _run(connection: sqlite3.Connection, script: str) -> None:
             connection.execute(statement)
 
 
-_MIGRATIONS = (_create,)
+_VERSION_2 = """
+CREATE TABLE audit (
+    position INTEGER PRIMARY KEY AUTOINCREMENT,
+    at REAL NOT NULL,
+    actor_kind TEXT NOT NULL,
+    actor TEXT NOT NULL,
+    request_id TEXT NOT NULL,
+    action TEXT NOT NULL,
+    subject_id TEXT NOT NULL,
+    organization_id TEXT,
+    project_id TEXT,
+    before TEXT,
+    after TEXT
+) STRICT;
+CREATE INDEX audit_of_organization ON audit (organization_id, position);
+CREATE INDEX audit_by_time ON audit (at);
+CREATE TABLE key_uses (
+    key_id TEXT PRIMARY KEY REFERENCES keys (id) ON DELETE CASCADE,
+    last_used_at INTEGER NOT NULL
+) STRICT, WITHOUT ROWID
+"""
+
+
+def _add_audit(connection: sqlite3.Connection) -> None:
+    # No trigger on either: a directory reads neither, and uses are written every minute.
+    _run(connection, _VERSION_2)
+
+
+_MIGRATIONS = (_create, _add_audit)
 VERSION = len(_MIGRATIONS)
 
 

@@ -1,7 +1,8 @@
 """The store of one node: a SQLite file that the supervisor writes and its gateways read. Holds no rule.
 
 One connection in one thread does everything in order, so there is one writer in a process, the event loop never waits
-for a disk, and a caller that is cancelled leaves its transaction whole. Other processes may use the same file.
+for a disk, and a caller that is cancelled leaves its transaction whole. Other processes may use the same file. While
+it is deleted, or cannot be written, every call raises `StoreLost`.
 """
 
 import asyncio
@@ -12,10 +13,25 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self, TypeVar
 
+from policies.audit import SYSTEM, AuditEntry, AuditKeep, AuditWanted, Author, Change
 from policies.keys import Secret
+from policies.sqlite_audit import AuditTable
+from policies.sqlite_file import WatchedFile
 from policies.sqlite_schema import open_database
 from policies.sqlite_tables import Tables
-from policies.store import MAX_PAGE, Key, Level, NewKey, Organization, Page, Project, Snapshot, StoreError
+from policies.store import (
+    MAX_PAGE,
+    Deleted,
+    Key,
+    Level,
+    NewKey,
+    OpenedKey,
+    Organization,
+    Page,
+    Project,
+    Snapshot,
+    StoreError,
+)
 
 R = TypeVar("R")
 
@@ -23,14 +39,25 @@ R = TypeVar("R")
 class SqliteStore:
     """`policies.store.Store` in one file. Made with `open`; `close` ends its thread."""
 
-    def __init__(self, path: Path, thread: ThreadPoolExecutor, tables: Tables) -> None:
+    def __init__(
+        self, path: Path, thread: ThreadPoolExecutor, tables: Tables, clock: Callable[[], float], keep: AuditKeep
+    ) -> None:
         self._path = path
         self._thread = thread
         self._tables = tables
+        self._clock = clock
+        self._keep = keep
+        self._file = WatchedFile(path)
         self._is_closed = False
 
     @classmethod
-    async def open(cls, path: Path, clock: Callable[[], float] = time.time) -> Self:
+    async def open(
+        cls,
+        path: Path,
+        clock: Callable[[], float] = time.time,
+        *,
+        keep: AuditKeep = AuditKeep(),  # noqa: B008  # frozen
+    ) -> Self:
         """The store in `path`, made at the first start, mode 0600. Raises `StoreError`. `clock`: Unix seconds."""
         thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
         try:
@@ -38,11 +65,11 @@ class SqliteStore:
         except BaseException:
             thread.shutdown(wait=False)
             raise
-        return cls(path, thread, Tables(connection, clock))
+        return cls(path, thread, _tables(connection, clock, keep), clock, keep)
 
-    async def create_organization(self, name: str) -> Organization:
+    async def create_organization(self, name: str, *, by: Author = SYSTEM) -> Organization:
         """A new organisation."""
-        return await self._in_thread(lambda: self._tables.create_organization(name))
+        return await self._in_thread(lambda: self._tables.create_organization(name, by))
 
     async def organization(self, organization_id: str) -> Organization:
         """One organisation. Raises `UnknownId`."""
@@ -52,9 +79,9 @@ class SqliteStore:
         """Organisations in order of creation."""
         return await self._in_thread(lambda: self._tables.page(Organization, limit, after))
 
-    async def create_project(self, name: str, organization_id: str) -> Project:
+    async def create_project(self, name: str, organization_id: str, *, by: Author = SYSTEM) -> Project:
         """A new project. Raises `UnknownId` for the organisation."""
-        return await self._in_thread(lambda: self._tables.create_project(name, organization_id))
+        return await self._in_thread(lambda: self._tables.create_project(name, organization_id, by))
 
     async def project(self, project_id: str) -> Project:
         """One project. Raises `UnknownId`."""
@@ -67,9 +94,9 @@ class SqliteStore:
         within = None if organization_id is None else ("organization_id", organization_id)
         return await self._in_thread(lambda: self._tables.page(Project, limit, after, within))
 
-    async def create_key(self, new: NewKey) -> tuple[Key, Secret]:
+    async def create_key(self, new: NewKey, *, by: Author = SYSTEM) -> tuple[Key, Secret]:
         """A new key and its secret. Raises `UnknownId` for the project."""
-        return await self._in_thread(lambda: self._tables.create_key(new))
+        return await self._in_thread(lambda: self._tables.create_key(new, by))
 
     async def key(self, key_id: str) -> Key:
         """One key, revoked or not. Raises `UnknownId`."""
@@ -82,21 +109,45 @@ class SqliteStore:
         within = None if project_id is None else ("project_id", project_id)
         return await self._in_thread(lambda: self._tables.page(Key, limit, after, within))
 
-    async def revoke_key(self, key_id: str) -> Key:
+    async def revoke_key(self, key_id: str, *, by: Author = SYSTEM) -> Key:
         """The key, now revoked. Raises `UnknownId`."""
-        return await self._in_thread(lambda: self._tables.revoke_key(key_id))
+        return await self._in_thread(lambda: self._tables.revoke_key(key_id, by))
 
-    async def rotate_key(self, key_id: str, overlap_s: float = 0.0) -> tuple[Key, Secret]:
+    async def rotate_key(self, key_id: str, overlap_s: float = 0.0, *, by: Author = SYSTEM) -> tuple[Key, Secret]:
         """The key with a new secret. Raises `UnknownId`, `KeyEnded`."""
-        return await self._in_thread(lambda: self._tables.rotate_key(key_id, overlap_s))
+        return await self._in_thread(lambda: self._tables.rotate_key(key_id, overlap_s, by))
+
+    async def opened_by(self, digest: bytes) -> OpenedKey | None:
+        """What a secret opens."""
+        return await self._in_thread(lambda: self._tables.opened_by(digest))
+
+    async def delete_project(self, project_id: str, *, cascade: bool, by: Author = SYSTEM) -> Deleted:
+        """Delete a project and its keys. Raises `UnknownId`, `NotEmpty`."""
+        return await self._in_thread(lambda: self._tables.delete_project(project_id, cascade, by))
+
+    async def delete_organization(self, organization_id: str, *, cascade: bool, by: Author = SYSTEM) -> Deleted:
+        """Delete an organisation and its projects. Raises `UnknownId`, `NotEmpty`."""
+        return await self._in_thread(lambda: self._tables.delete_organization(organization_id, cascade, by))
+
+    async def note_uses(self, used_at: dict[str, int]) -> None:
+        """When keys were last used."""
+        await self._in_thread(lambda: self._tables.note_uses(used_at))
+
+    async def note_change(self, change: Change, *, by: Author) -> None:
+        """One entry of the audit log for a change elsewhere."""
+        await self._in_thread(lambda: self._tables.note_change(change, by))
+
+    async def audit(self, wanted: AuditWanted, *, limit: int = MAX_PAGE, after: str | None = None) -> Page[AuditEntry]:
+        """Entries of the audit log, the newest first. Raises `ValueError` for `after`."""
+        return await self._in_thread(lambda: self._tables.audit.page(wanted, limit, after))
 
     async def limits(self, level: Level, of: str) -> bytes:
         """A limits document. Raises `UnknownId`."""
         return await self._in_thread(lambda: self._tables.limits(level, of))
 
-    async def set_limits(self, level: Level, of: str, document: bytes) -> None:
+    async def set_limits(self, level: Level, of: str, document: bytes, *, by: Author = SYSTEM) -> None:
         """Replace a limits document. Raises `UnknownId`."""
-        await self._in_thread(lambda: self._tables.set_limits(level, of, document))
+        await self._in_thread(lambda: self._tables.set_limits(level, of, document, by))
 
     async def revision(self) -> int:
         """A number that every change raises."""
@@ -129,6 +180,18 @@ class SqliteStore:
         if self._is_closed:
             raise StoreError(f"the store {self._path} is closed")
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+            return await asyncio.get_running_loop().run_in_executor(self._thread, self._on_file, work)
         except sqlite3.Error as error:
             raise StoreError(f"the store {self._path} failed: {error}") from error
+
+    def _on_file(self, work: Callable[[], R]) -> R:
+        """`work` done in the file that has the name now. Runs in the store's thread; raises `StoreLost`."""
+        if self._file.is_other():
+            self._tables.close()
+            self._tables = _tables(open_database(self._path), self._clock, self._keep)
+            self._file.reopened()
+        return work()
+
+
+def _tables(connection: sqlite3.Connection, clock: Callable[[], float], keep: AuditKeep) -> Tables:
+    return Tables(connection, clock, AuditTable(connection, keep))

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, Protocol, TypeVar
 
+from policies.audit import SYSTEM, AuditEntry, AuditWanted, Author, Change
 from policies.keys import Secret
 from policies.lane import Lane
 from policies.tenant import Role
@@ -20,6 +21,10 @@ MAX_SECRETS = 8  # of one key at a time; one more rotation ends the one that wou
 
 class StoreError(Exception):
     """The store cannot be used, or failed; the message says which store and why."""
+
+
+class StoreLost(StoreError):
+    """What was open is not there any more, or can no longer be written; the message says what to do about it."""
 
 
 class Level(Enum):
@@ -39,6 +44,10 @@ class UnknownId(Exception):
 
 class KeyEnded(Exception):
     """The key is revoked or expired, so it cannot be rotated."""
+
+
+class NotEmpty(Exception):
+    """There is something in it, so it is not deleted unless all of that shall go too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +85,10 @@ class NewKey:
 
 @dataclass(frozen=True, slots=True)
 class Key:
-    """A key without its secret. `prefix`: how its current secret begins. Times are Unix seconds, None: not."""
+    """A key without its secret. `prefix`: how its current secret begins. Times are Unix seconds, None: not.
+
+    `last_used_at`: of a request that was let in, told about once a minute; no part of a snapshot.
+    """
 
     id: str
     project_id: str
@@ -88,6 +100,31 @@ class Key:
     created_at: int
     expires_at: int | None
     revoked_at: int | None
+    last_used_at: int | None = None
+
+    def ended(self, now: float) -> str | None:
+        """`revoked` or `expired` at Unix second `now`; None while it opens."""
+        if self.revoked_at is not None:
+            return "revoked"
+        return "expired" if self.expires_at is not None and self.expires_at <= now else None
+
+
+@dataclass(frozen=True, slots=True)
+class OpenedKey:
+    """What a secret opens. `expires_at`: when that ends, of secret and key the earlier one; None: never."""
+
+    key: Key
+    project: Project
+    expires_at: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Deleted:
+    """What went, by id; `keys` are those that could still be used."""
+
+    organizations: tuple[str, ...]
+    projects: tuple[str, ...]
+    keys: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,9 +157,12 @@ class Snapshot:
 
 
 class Store(Protocol):
-    """Every change raises `revision` in the same transaction. Any method may raise `StoreError`."""
+    """Every change raises `revision` and is written to the audit log, as `by`, in the same transaction.
 
-    async def create_organization(self, name: str) -> Organization:
+    Any method may raise `StoreError`.
+    """
+
+    async def create_organization(self, name: str, *, by: Author = SYSTEM) -> Organization:
         """A new organisation."""
         ...
 
@@ -134,7 +174,7 @@ class Store(Protocol):
         """Organisations that were made later than `after`. Raises `UnknownId` if that one does not exist."""
         ...
 
-    async def create_project(self, name: str, organization_id: str) -> Project:
+    async def create_project(self, name: str, organization_id: str, *, by: Author = SYSTEM) -> Project:
         """A new project. Raises `UnknownId` for the organisation."""
         ...
 
@@ -148,7 +188,7 @@ class Store(Protocol):
         """Projects, of one organisation or all. Raises `UnknownId` for `after`."""
         ...
 
-    async def create_key(self, new: NewKey) -> tuple[Key, Secret]:
+    async def create_key(self, new: NewKey, *, by: Author = SYSTEM) -> tuple[Key, Secret]:
         """A new key and its secret, which cannot be had again. Raises `UnknownId` for the project."""
         ...
 
@@ -162,19 +202,49 @@ class Store(Protocol):
         """Keys, of one project or all, revoked ones too. Raises `UnknownId` for `after`."""
         ...
 
-    async def revoke_key(self, key_id: str) -> Key:
+    async def revoke_key(self, key_id: str, *, by: Author = SYSTEM) -> Key:
         """The key, now revoked; once revoked it keeps its first `revoked_at`. Raises `UnknownId`."""
         ...
 
-    async def rotate_key(self, key_id: str, overlap_s: float = 0.0) -> tuple[Key, Secret]:
+    async def rotate_key(self, key_id: str, overlap_s: float = 0.0, *, by: Author = SYSTEM) -> tuple[Key, Secret]:
         """The key with a new secret; older secrets end in `overlap_s` seconds. Raises `UnknownId`, `KeyEnded`."""
+        ...
+
+    async def opened_by(self, digest: bytes) -> OpenedKey | None:
+        """What the secret with this SHA-256 opens, None if nothing; the caller looks at `expires_at`."""
+        ...
+
+    async def delete_project(self, project_id: str, *, cascade: bool, by: Author = SYSTEM) -> Deleted:
+        """Delete a project and its keys, which are refused from then on.
+
+        Raises `UnknownId`, and without `cascade` `NotEmpty` while it has a key that is not revoked.
+        """
+        ...
+
+    async def delete_organization(self, organization_id: str, *, cascade: bool, by: Author = SYSTEM) -> Deleted:
+        """Delete an organisation. Raises `UnknownId`, and without `cascade` `NotEmpty` while it has a project."""
+        ...
+
+    async def note_uses(self, used_at: dict[str, int]) -> None:
+        """When keys (by id) were last used, Unix seconds; a later time that is known stays. Raises no revision."""
+        ...
+
+    async def note_change(self, change: Change, *, by: Author) -> None:
+        """Write to the audit log what was changed outside of the store."""
+        ...
+
+    async def audit(self, wanted: AuditWanted, *, limit: int = MAX_PAGE, after: str | None = None) -> Page[AuditEntry]:
+        """Entries of the audit log, the newest first. A page may be short, even empty, before the last one.
+
+        Raises `ValueError` for an `after` that is not where a page ended.
+        """
         ...
 
     async def limits(self, level: Level, of: str) -> bytes:
         """The limits document of an organisation or project, JSON. Raises `UnknownId`."""
         ...
 
-    async def set_limits(self, level: Level, of: str, document: bytes) -> None:
+    async def set_limits(self, level: Level, of: str, document: bytes, *, by: Author = SYSTEM) -> None:
         """Replace a limits document; the caller has validated it (policies/limits.py). Raises `UnknownId`."""
         ...
 

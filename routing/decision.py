@@ -3,6 +3,7 @@
 Made for every request, read for few: candidates are kept as raw tuples and become words and JSON only on demand.
 """
 
+import math
 from dataclasses import dataclass
 from enum import Enum
 
@@ -11,7 +12,7 @@ from msgspec import Struct
 from cache_affinity.prefix import PrefixKey
 from policies.lane import Lane
 from routing.filters import Rejection
-from routing.scorers import Candidate, Row
+from routing.scorers import USEFUL_SHARE, USEFUL_TOKENS, Candidate, Row, useful_tokens
 
 
 class Why(Enum):
@@ -20,10 +21,8 @@ class Why(Enum):
     WARM = "{chosen} holds about {hit} of {prompt} prompt tokens and is not overloaded"
     FASTER = "{passed} holds more of the prompt, but {chosen} is predicted to answer first by far"
     SPILLED = "{passed} holds more of the prompt but is overloaded; {chosen} answers first of the others that hold some"
-    HOME = "no replica holds a useful part of the prompt; {chosen} is its home by hash"
-    NEXT_HOME = (
-        "no replica holds a useful part of the prompt; {passed}, its home by hash, is overloaded, {chosen} is next"
-    )
+    HOME = "{held}; {chosen} is the prompt's home by hash"
+    NEXT_HOME = "{held}; {passed}, the prompt's home by hash, is overloaded, {chosen} is next"
     SPILLED_HOME = "{passed} holds more of the prompt but is overloaded; {chosen} is the prompt's home by hash"
 
 
@@ -47,13 +46,17 @@ class TermsMs(Struct, frozen=True):
 
 
 class CandidateReceipt(Struct, frozen=True):
-    """One replica of the model. `filtered`: why it was no candidate; then there is no hit and no score."""
+    """One replica of the model. `filtered`: why it was no candidate; then there is no hit and no score.
+
+    `assumed`: the terms that no request has taught yet.
+    """
 
     replica: str
     hit_tokens: HitTokens | None
     terms_ms: TermsMs | None
     score_ms: float | None
     filtered: str | None
+    assumed: list[str] = []
 
 
 class Predicted(Struct, frozen=True):
@@ -114,9 +117,26 @@ class RouteDecision:
 
     @property
     def reason(self) -> str:
-        """The reason in one sentence."""
+        """The reason in one sentence, and what of the score is not learned yet."""
         words = {"chosen": self.chosen, "passed": self.passed, "hit": self.hit_tokens, "prompt": self.prompt_tokens}
-        return self.why.value.format(**words)
+        return self.why.value.format(**words, held=self._held()) + self._assumed()
+
+    def _held(self) -> str:
+        """What the best candidate holds of the prompt, and why that did not decide."""
+        best = max(self.candidates, key=lambda candidate: candidate.fused_tokens)
+        if not best.fused_tokens:
+            return f"no replica that can take it holds any of the {self.prompt_tokens} prompt tokens"
+        share, useful = best.fused_tokens / self.prompt_tokens, math.ceil(useful_tokens(self.prompt_tokens))
+        return (
+            f"{best.replica} holds about {best.fused_tokens} of {self.prompt_tokens} prompt tokens ({share:.0%}), "
+            f"and only {useful} ({USEFUL_SHARE:.0%}, at least {USEFUL_TOKENS}) would decide"
+        )
+
+    def _assumed(self) -> str:
+        chosen = next(candidate for candidate in self.candidates if candidate.replica == self.chosen)
+        values = {"prefill": f"{1000 / chosen.ms_per_token:.0f} prompt tokens/s", "base": f"{chosen.base_ms:.0f} ms"}
+        told = " and ".join(f"{term} ({values[term]})" for term in chosen.assumed)
+        return f"; of {chosen.replica} assumed, not learned yet: {told}" if told else ""
 
     @property
     def candidates(self) -> tuple[Candidate, ...]:
@@ -139,17 +159,30 @@ class Absence(Enum):
     FAILING = "every replica of this model is failing"
     BUSY = "every replica of this model asked for a wait"
     TRIED = "every replica of this model was tried"
-    NOT_ALLOWED = "no replica of this model is open to this tenant"
+    NOT_ALLOWED = "every replica of this model has a cache that belongs to another tenant"
     NOT_LABELLED = "no replica of this model has the labels of this lane"
 
 
 @dataclass(frozen=True, slots=True)
 class NoReplica:
-    """Nobody to send it to. `retry_after_s`: when that may change, 0 if it will not by waiting."""
+    """Nobody to send it to. `retry_after_s`: when that may change, 0 if it will not by waiting.
+
+    `pinned`: the labels that the request's lane is pinned to, for the sentence; empty where it is to none.
+    """
 
     reason: Absence
     retry_after_s: float
     filtered: tuple[tuple[str, Rejection], ...] = ()
+    lane: Lane | None = None
+    pinned: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def sentence(self) -> str:
+        """The reason, and where its lane is pinned the labels: a misspelt one must be seen."""
+        if self.lane is None or not self.pinned:
+            return self.reason.value
+        labels = ", ".join(f"{name}={value}" for name, value in self.pinned)
+        return f"{self.reason.value}: the {self.lane.value} lane goes only to replicas with {labels}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,4 +202,5 @@ def _scored(candidate: Candidate) -> CandidateReceipt:
         interference=round(candidate.interference_ms, 3),
         eviction=round(candidate.eviction_ms, 3),
     )
-    return CandidateReceipt(candidate.replica, hit, terms, round(candidate.score_ms, 3), None)
+    assumed = list(candidate.assumed)
+    return CandidateReceipt(candidate.replica, hit, terms, round(candidate.score_ms, 3), None, assumed)

@@ -6,7 +6,7 @@ from enum import Enum
 from routing.query import RouteQuery
 from routing.replica import Replica, ReplicaSpec, ReplicaState
 
-MayUse = Callable[[str, ReplicaSpec], bool]  # (project id, replica): False keeps the tenant off the replica
+MayUse = Callable[[str, ReplicaSpec], bool]  # (cache domain, replica): False keeps the tenant off one without a salt
 
 
 class Rejection(Enum):
@@ -34,9 +34,11 @@ def rejection(replica: Replica, query: RouteQuery, may_use: MayUse | None, now: 
         return Rejection.NOT_READY
     if query.excluded and replica.name in query.excluded:
         return Rejection.EXCLUDED
-    if may_use is not None and not may_use(query.project_id, replica.spec):
+    spec = replica.spec
+    domain = query.cache_domain or query.project_id
+    if may_use is not None and not (spec.capabilities.cache_salt or may_use(domain, spec)):
         return Rejection.NOT_ALLOWED
-    if query.labels and not query.labels <= replica.spec.labels.items():
+    if query.labels and not query.labels <= spec.labels.items():
         return Rejection.NOT_LABELLED
     breaker = replica.breaker
     if not breaker.can_try(now):

@@ -10,10 +10,8 @@ from cache_affinity.prefix import PrefixKey
 from routing.decision import Why
 from routing.replica import ROW_TOKENS, Replica
 from routing.ring import LOAD_FACTOR, place, weight, work_bounds, works_of
-from routing.scorers import Row
+from routing.scorers import Row, useful_tokens
 
-USEFUL_TOKENS = 64  # a smaller hit is block rounding
-USEFUL_SHARE = 0.25  # of the prompt: a smaller one is not worth giving up an even spread
 MEETING_SHARE = 0.25  # of its seats: so many requests may meet on a warm replica whatever the others have to do
 FASTER_FACTOR = 1.25  # a warm replica is left for one that answers this much sooner,
 FASTER_MS = 10.0  # and at least so much: leaving costs the fleet a second reading of the prompt
@@ -30,7 +28,7 @@ def pick(
     `rows`: parallel to `replicas`.
     """
     field = _Field(key, replicas, rows, works_of(replicas, feels_bulk=feels_bulk))
-    useful = max(USEFUL_TOKENS, USEFUL_SHARE * prompt_tokens)
+    useful = useful_tokens(prompt_tokens)
     warm = [index for index, hit in enumerate(field.hits) if hit >= useful]
     if not warm:
         chosen, home = place(key, replicas, field.works, field.bounds)

@@ -13,7 +13,8 @@ class RouteQuery:
 
     `max_output_tokens`: an estimate, 0 if unknown. `excluded`: names of replicas already tried. `barred`: names of
     replicas that have no seat for this tenant now, whatever the others may take there. `labels`: (name, value) pairs
-    that a replica must have, where the lane is pinned to some.
+    that a replica must have, where the lane is pinned to some. `cache_domain`: whose prompts may meet in one cache with
+    this one; empty: the project's alone.
     """
 
     model: str
@@ -24,3 +25,4 @@ class RouteQuery:
     excluded: AbstractSet[str] = frozenset()
     barred: AbstractSet[str] = frozenset()
     labels: AbstractSet[tuple[str, str]] = frozenset()
+    cache_domain: str = ""

@@ -40,6 +40,7 @@ class ReplicaSpec:
     `url`: without `/v1`. `seats`: requests it may hold at once. `bulk_seats`: seats of bulk's own beside them, for
     engines that leave bulk out of their steps; None: bulk shares `seats`. `kv_tokens`: tokens its KV cache holds, if
     known. `generation`: differs after each restart of its process (any number; only a change means something).
+    `is_cache_shared`: the operator accepts that tenants share its prefix cache, where the engine cannot separate them.
     """
 
     name: str
@@ -52,6 +53,7 @@ class ReplicaSpec:
     kv_tokens: int | None = None
     generation: int = 0
     bulk_seats: int | None = None
+    is_cache_shared: bool = False
 
 
 class Replica:

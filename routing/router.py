@@ -69,7 +69,7 @@ class Router:
             else:
                 filtered.append((replica.name, reason))
         if not replicas:
-            return self._absence(tuple(filtered), now)
+            return self._absence(query, tuple(filtered), now)
         return self._decide(query, replicas, tuple(filtered))
 
     def home(self, query: RouteQuery) -> str | None:
@@ -134,7 +134,7 @@ class Router:
             ttft_s=candidate.ttft_ms / 1000.0,
         )  # fmt: skip
 
-    def _absence(self, filtered: tuple[tuple[str, Rejection], ...], now: float) -> NoReplica | Full:
+    def _absence(self, query: RouteQuery, filtered: tuple[tuple[str, Rejection], ...], now: float) -> NoReplica | Full:
         reasons = [reason for _, reason in filtered]
         num_full = reasons.count(Rejection.NO_SEAT) + reasons.count(Rejection.BARRED)
         if num_full:
@@ -142,7 +142,8 @@ class Router:
         for reason, absence in _ABSENCES:
             if reason in reasons:
                 names = (name for name, because in filtered if because is reason)
-                return NoReplica(absence, self._retry_after_s(absence, names, now), filtered)
+                retry_after_s = self._retry_after_s(absence, names, now)
+                return NoReplica(absence, retry_after_s, filtered, query.lane, tuple(sorted(query.labels)))
         return NoReplica(Absence.UNKNOWN_MODEL, 0.0)
 
     def _retry_after_s(self, absence: Absence, names: Iterable[str], now: float) -> float:

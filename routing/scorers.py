@@ -9,7 +9,10 @@ from typing import NamedTuple
 
 from cache_affinity.prefix import PrefixKey
 from routing.replica import Replica
+from routing.ttft import ASSUMED_BASE_MS, ASSUMED_MS_PER_TOKEN
 
+USEFUL_TOKENS = 64  # a smaller hit is block rounding
+USEFUL_SHARE = 0.25  # of the prompt: a smaller one is not worth giving up an even spread
 STEP_TOKENS = 512  # of prompt an engine reads in one step, about; each step also serves the rows that are decoding
 EVICTION_PRICE = 0.1  # chosen: of the reading time, when the new blocks push out warm ones
 
@@ -58,9 +61,20 @@ class Candidate(NamedTuple):
         return self.prefill_ms * EVICTION_PRICE if self.evicts else 0.0
 
     @property
+    def assumed(self) -> tuple[str, ...]:
+        """The terms that stand as they were assumed at first: nothing of the replica has taught them yet."""
+        is_assumed = {"prefill": self.ms_per_token == ASSUMED_MS_PER_TOKEN, "base": self.base_ms == ASSUMED_BASE_MS}
+        return tuple(term for term, is_so in is_assumed.items() if is_so)
+
+    @property
     def ttft_ms(self) -> float:
         """Predicted time from dispatch to the first token."""
         return self.score_ms - self.eviction_ms
+
+
+def useful_tokens(prompt_tokens: int) -> float:
+    """How much of a prompt a replica must hold for that to decide where the request goes."""
+    return max(USEFUL_TOKENS, USEFUL_SHARE * prompt_tokens)
 
 
 def interference_tokens(num_in_flight: int, uncached_tokens: int) -> int:

@@ -8,6 +8,7 @@ from math import exp, log
 
 DEFAULT_RATE = 2000.0  # prompt tokens a second before anything was seen; only ratios between replicas matter then
 DEFAULT_BASE_S = 0.03
+ASSUMED_BASE_MS, ASSUMED_MS_PER_TOKEN = DEFAULT_BASE_S * 1000.0, 1000.0 / DEFAULT_RATE  # what a new replica starts with
 LEAST_RATE, MOST_RATE = 1.0, 1_000_000.0
 MAX_BASE_S = 10.0
 READING_TOKENS = 256  # from this many tokens on, reading dominates and teaches the rate; below, the base
@@ -21,8 +22,8 @@ class TtftModel:
     __slots__ = ("_num_bases", "_num_rates", "base_ms", "ms_per_token")
 
     def __init__(self) -> None:
-        self.ms_per_token = 1000.0 / DEFAULT_RATE
-        self.base_ms = DEFAULT_BASE_S * 1000.0
+        self.ms_per_token = ASSUMED_MS_PER_TOKEN
+        self.base_ms = ASSUMED_BASE_MS
         self._num_rates = 0
         self._num_bases = 0
 

@@ -14,7 +14,7 @@ from pydantic.fields import FieldInfo
 from engines.contract import Fault
 from gateway.errors import REPLICA_PROBLEMS
 from gateway.outcome import Outcome
-from gateway.settings import Section, Settings
+from gateway.settings import Settings
 from observability.metrics import Metrics
 
 ROOT = Path(__file__).parent.parent
@@ -39,8 +39,8 @@ def settings_page() -> str:
     return HEAD + "\n".join(lines)
 
 
-def _section(field: FieldInfo) -> tuple[type[Section], bool]:
-    if isinstance(field.default, Section):
+def _section(field: FieldInfo) -> tuple[type[BaseModel], bool]:
+    if isinstance(field.default, BaseModel):
         return type(field.default), False
     args: Any = getattr(field.annotation, "__args__", ())
     return args[0], True

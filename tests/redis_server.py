@@ -22,9 +22,9 @@ START_S = 10.0
 class RedisServer:
     """One server process at a time; `restart` starts another on the same port, which remembers nothing."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, port: int | None = None) -> None:
         self._folder = folder
-        self.port = _free_port()
+        self.port = port or free_port()
         self.url = f"redis://127.0.0.1:{self.port}/0"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -64,6 +64,11 @@ class RedisServer:
         """Kill it and start an empty one in its place."""
         self.kill()
         self.start(*options)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it was started and not killed."""
+        return self._process is not None
 
     @property
     def _running(self) -> subprocess.Popen[bytes]:
@@ -110,7 +115,8 @@ def _running() -> Iterator[RedisServer]:
             server.kill()
 
 
-def _free_port() -> int:
+def free_port() -> int:
+    """A port that nobody listens on."""
     with socket.socket() as listener:
         listener.bind(("127.0.0.1", 0))
         return int(listener.getsockname()[1])

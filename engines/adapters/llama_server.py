@@ -5,6 +5,7 @@ Its cache cannot be separated by tenant: routing keeps tenants that must not obs
 
 from engines.adapters.load_text import RUNNING, WAITING, read_load
 from engines.adapters.plain import PlainAdapter
+from engines.adapters.steering import folded
 from engines.contract import Capabilities, LoadReport
 
 _NAMES = {b"llamacpp:requests_processing": RUNNING, b"llamacpp:requests_deferred": WAITING}
@@ -23,7 +24,7 @@ class LlamaServerAdapter(PlainAdapter):
 
     def forwards(self, name: str) -> bool:
         """Whether a client's field is passed on."""
-        return name.casefold() not in _STEERING and super().forwards(name)
+        return folded(name) not in _STEERING and super().forwards(name)
 
     def read_load(self, body: bytes) -> LoadReport:
         """Busy slots and deferred requests; it does not say how full its cache is."""

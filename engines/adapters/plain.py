@@ -4,9 +4,18 @@ Unknown fields survive (they may be the engine's own), nested values keep the cl
 reports its usage, because usage is what is charged. Engines differ by the small classes beside this one.
 """
 
+from collections.abc import Callable
+
 import msgspec
 
-from engines.adapters.steering import GATEWAY_FIELDS, STEERING_FIELDS, STEERING_PREFIX, STEERING_TEMPLATE_VARIABLES
+from engines.adapters.steering import (
+    CARRIERS,
+    GATEWAY_FIELDS,
+    STEERING_FIELDS,
+    STEERING_PREFIX,
+    STEERING_TEMPLATE_VARIABLES,
+    folded,
+)
 from engines.contract import Capabilities, Headers, LoadReport, Steering
 
 _Fields = dict[str, msgspec.Raw]
@@ -36,7 +45,9 @@ class PlainAdapter:
             options["include_usage"] = _TRUE
             kept["stream_options"] = msgspec.Raw(_encode(options))
         if "chat_template_kwargs" in kept:
-            kept["chat_template_kwargs"] = _without_template(kept["chat_template_kwargs"])
+            kept["chat_template_kwargs"] = _filtered(kept["chat_template_kwargs"], _is_no_template)
+        for name in CARRIERS & kept.keys():
+            kept[name] = _filtered(kept[name], _is_harmless)
         kept.update(self.own_fields(steering))
         return _encode(kept)
 
@@ -53,8 +64,7 @@ class PlainAdapter:
         """Whether a client's field of this name is passed on."""
         if name in GATEWAY_FIELDS:
             return True
-        folded = name.casefold()
-        return not (folded in STEERING_FIELDS or folded in GATEWAY_FIELDS or folded.startswith(STEERING_PREFIX))
+        return _is_harmless(name) and folded(name) not in GATEWAY_FIELDS
 
     def own_fields(self, steering: Steering) -> _Fields:  # noqa: ARG002  (for the engines that have some)
         """Fields the gateway sets for this engine."""
@@ -90,8 +100,17 @@ def _object(value: msgspec.Raw | None) -> _Fields:
         return {}
 
 
-def _without_template(value: msgspec.Raw) -> msgspec.Raw:
-    """The same object without the variables that would replace the template; the same bytes if it has none."""
-    variables = _object(value)
-    kept = {name: raw for name, raw in variables.items() if name.casefold() not in STEERING_TEMPLATE_VARIABLES}
-    return value if len(kept) == len(variables) else msgspec.Raw(_encode(kept))
+def _is_harmless(name: str) -> bool:
+    plain = folded(name)
+    return plain not in STEERING_FIELDS and not plain.startswith(STEERING_PREFIX)
+
+
+def _is_no_template(name: str) -> bool:
+    return folded(name) not in STEERING_TEMPLATE_VARIABLES
+
+
+def _filtered(value: msgspec.Raw, is_kept: Callable[[str], bool]) -> msgspec.Raw:
+    """The same object less the members that are not kept; the same bytes if it has none of those."""
+    members = _object(value)
+    kept = {name: raw for name, raw in members.items() if is_kept(name)}
+    return value if len(kept) == len(members) else msgspec.Raw(_encode(kept))

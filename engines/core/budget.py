@@ -121,9 +121,9 @@ class StepBudget:
         most = min(wanted, self._num_left)
         if most < 1 or len(self.grants) >= self._max_rows:
             return 0
-        smallest = min(most, self._guard.settings.min_chunk_tokens)
+        settings = self._guard.settings
         if self._is_lifting:
-            return smallest
+            return min(most, settings.min_chunk_tokens)
         objective_s = self._guard.objective_s(self._urgent)
         if objective_s is not None:
             within = self._guard.tokens_within(objective_s, self._counts, most)
@@ -131,4 +131,4 @@ class StepBudget:
         if wanted == 1:
             return 1
         within = self._guard.tokens_within(self._guard.bulk_step_s(), self._counts, most)
-        return max(smallest, within) if self._counts.prefill_tokens == 0 else within
+        return max(min(most, settings.bulk_chunk_tokens), within) if self._counts.prefill_tokens == 0 else within

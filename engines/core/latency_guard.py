@@ -22,9 +22,10 @@ class LatencySettings:
 
     `itl_p95_s`: gap between an urgent sequence's tokens that bulk may cause; None: `bulk_growth` times the gap without
     bulk. `max_step_s`: longest step into which bulk prompts are cut, hence the longest wait of an urgent newcomer;
-    None: the objective or, without one, three times a step's fixed cost, at least 30 ms. `min_chunk_tokens`: a prompt
-    that goes on at all beside those that decode goes on by so many tokens. `bulk_patience_s`: for so long the whole
-    bulk lane may be left out, then one of its sequences gets the smallest share of a step in spite of the objective.
+    None: the objective or, without one, three times a step's fixed cost, at least 30 ms. `min_chunk_tokens`: an urgent
+    prompt that goes on at all beside those that decode goes on by so many tokens. `bulk_chunk_tokens`: the same of a
+    bulk prompt where nobody urgent is there; fewer, as whoever arrives waits out the step. `bulk_patience_s`: for so
+    long the whole bulk lane may be left out, then one row or `min_chunk_tokens` of it go in, in spite of the objective.
 
     NOTE: what is promised is a gap of 1.15 times that without bulk. One step may grow by less, since in longer steps
     urgent sequences stay longer, hence are more. p95 of the gap grew up to 1.20 times at 1.15, 1.13 at 1.12 and 1.05 at
@@ -35,14 +36,15 @@ class LatencySettings:
     max_step_s: float | None = None
     bulk_growth: float = 1.05
     min_chunk_tokens: int = 32
+    bulk_chunk_tokens: int = 8
     bulk_patience_s: float = 5.0
 
     def __post_init__(self) -> None:
         """Raise ValueError for bounds that make no sense."""
         if any(bound is not None and not 0 < bound < float("inf") for bound in (self.itl_p95_s, self.max_step_s)):
             raise ValueError("itl_p95_s and max_step_s must be more than 0 seconds")
-        if self.bulk_growth < 1 or self.min_chunk_tokens < 1 or self.bulk_patience_s < 0:
-            raise ValueError("bulk_growth and min_chunk_tokens must be at least 1, bulk_patience_s at least 0")
+        if min(self.bulk_growth, self.min_chunk_tokens, self.bulk_chunk_tokens) < 1 or self.bulk_patience_s < 0:
+            raise ValueError("bulk_growth and the chunks must be at least 1, bulk_patience_s at least 0")
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """`POST /v1/chat/completions`: messages in, an assistant's message out."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 from engines.worker.answers import (
     AssistantMessage,
@@ -13,12 +13,19 @@ from engines.worker.answers import (
     encode_json,
 )
 from engines.worker.bounds import check_generation
-from engines.worker.choice import Finish, Piece
+from engines.worker.choice import Piece
 from engines.worker.decoding import decode_request
 from engines.worker.logprobs import chat_logprobs
-from engines.worker.prompts import PromptBuilder
 from engines.worker.schema import ChatRequest
-from engines.worker.surface import AnswerHead, Prepared, check_model, room_for
+from engines.worker.surface import (
+    AnswerHead,
+    ChoiceWriter,
+    Prepared,
+    ServedModel,
+    check_model,
+    room_for,
+    whole_choices,
+)
 
 
 class ChatSurface:
@@ -27,41 +34,30 @@ class ChatSurface:
     name = "chat"
     id_prefix = "chatcmpl-"
 
-    def __init__(
-        self, model: str, prompts: PromptBuilder, vocab_size: int, piece_of: Callable[[int], bytes], default_max: int
-    ) -> None:
+    def __init__(self, model: ServedModel) -> None:
         self._model = model
-        self._prompts = prompts
-        self._vocab_size = vocab_size
-        self._piece_of = piece_of
-        self._default_max = default_max
 
     def prepare(self, body: bytes) -> Prepared:
         """Read, check, render and tokenise."""
         request = decode_request(body, ChatRequest)
-        check_model(request.model, self._model)
-        spec = check_generation(request, self._vocab_size)
-        prompt = self._prompts.chat(
+        check_model(request.model, self._model.name)
+        spec = check_generation(request, self._model.vocab_size)
+        prompt = self._model.prompts.chat(
             request.messages,
             tools=request.tools,
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=bool(request.continue_final_message),
         )
-        max_tokens = room_for(spec, prompt, self._prompts.max_tokens, self._default_max)
+        max_tokens = room_for(spec, prompt, self._model.prompts.max_tokens, self._model.default_max)
         return Prepared(spec, (prompt,), (max_tokens,), request.request_id)
 
     def writer(self, head: AnswerHead, prepared: Prepared) -> "ChatWriter":
         """Writes this answer."""
-        return ChatWriter(head, self._piece_of, wants_logprobs=prepared.spec.sampling.logprobs is not None)
+        return ChatWriter(head, self._model.piece_of, wants_logprobs=prepared.spec.sampling.logprobs is not None)
 
 
-class ChatWriter:
+class ChatWriter(ChoiceWriter):
     """The bodies of one chat answer."""
-
-    def __init__(self, head: AnswerHead, piece_of: Callable[[int], bytes], *, wants_logprobs: bool) -> None:
-        self._head = head
-        self._piece_of = piece_of
-        self._wants_logprobs = wants_logprobs
 
     def opening(self, num_choices: int) -> list[bytes]:
         """Each choice's role."""
@@ -83,13 +79,10 @@ class ChatWriter:
     def whole(self, pieces: Sequence[Piece], num_choices: int, usage: Usage) -> bytes:
         """All choices with their whole text."""
         choices = []
-        for index in range(num_choices):
-            own = [piece for piece in pieces if piece.index == index]
-            finish = own[-1].finish or Finish("stop")
-            tokens = [entry for piece in own for entry in piece.logprobs]
-            logprobs = chat_logprobs(tokens, self._piece_of) if self._wants_logprobs else None
-            message = AssistantMessage("".join(piece.text for piece in own))
-            choices.append(ChatChoice(index, message, logprobs, finish.reason, finish.stop_reason))
+        for one, finish in whole_choices(pieces, num_choices):
+            logprobs = chat_logprobs(one.logprobs, self._piece_of) if self._wants_logprobs else None
+            message = AssistantMessage(one.text)
+            choices.append(ChatChoice(one.index, message, logprobs, finish.reason, finish.stop_reason))
         head = self._head
         return encode_json(ChatCompletion(head.id, "chat.completion", head.created, head.model, choices, usage))
 

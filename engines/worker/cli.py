@@ -43,77 +43,84 @@ def main() -> None:
     app(prog_name="warmlane worker")
 
 
+_Engine = Annotated[str, typer.Option(help="Which engine: gguf or fake.")]
+_Model = Annotated[str | None, typer.Option(help="Name by which clients call the model; default: the file's.")]
+_Path = Annotated[Path | None, typer.Option(help="Model file, for gguf.")]
+_Host = Annotated[str, typer.Option(help="Address to listen on.")]
+_Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")]
+_MaxSeqs = Annotated[int, typer.Option(min=1, max=256, help="Sequences computed at once.")]
+_KvTokens = Annotated[int, typer.Option(min=1, help="Tokens that the KV cache holds.")]
+_MaxStepTokens = Annotated[int, typer.Option(min=1, help="Tokens computed in one step.")]
+_MaxWaiting = Annotated[int, typer.Option(min=0, help="Requests that may wait for a seat, bulk and others each.")]
+_ContextTokens = Annotated[int | None, typer.Option(min=1, help="Longest sequence; default: the model's.")]
+_BlockSize = Annotated[int, typer.Option(min=1, max=1024, help="Tokens in a block of the prefix cache.")]
+_Threads = Annotated[int, typer.Option(min=1, help="Threads for steps of one token.")]
+_ThreadsBatch = Annotated[int | None, typer.Option(min=1, help="Threads for other steps; default: threads.")]
+_ItlP95S = Annotated[
+    float | None,
+    typer.Option(min=0.001, help="Gap between an interactive request's tokens that bulk may cause, seconds."),
+]
+_MaxStepS = Annotated[float | None, typer.Option(min=0.001, help="Longest step while only bulk is open, seconds.")]
+_StepLog = Annotated[Path | None, typer.Option(help="File that gets a line of JSON for each step.")]
+_DefaultMaxTokens = Annotated[
+    int | None, typer.Option(min=1, help="Output when a request names no max_tokens; default: the context.")
+]
+_MaxBodyMb = Annotated[float, typer.Option(min=0.001, help="Largest request body.")]
+_DrainS = Annotated[float, typer.Option(min=0, help="Seconds open requests get after a stop signal.")]
+_VllmMetricNames = Annotated[bool, typer.Option("--vllm-metric-names", help="Metrics under vllm: too.")]
+_DieWithParent = Annotated[bool, typer.Option("--die-with-parent", help="End when the starting process dies.")]
+_FakeBaseS = Annotated[float, typer.Option(min=0, help="fake: seconds of every step.")]
+_FakePerRowS = Annotated[float, typer.Option(min=0, help="fake: seconds a decoded token adds.")]
+_FakePerPrefillTokenS = Annotated[float, typer.Option(min=0, help="fake: seconds a prompt token adds.")]
+_FakeEosEvery = Annotated[int, typer.Option(min=0, help="fake: end about once in so many tokens, 0 never.")]
+_LogLevel = Annotated[str, typer.Option(help="debug, info, warning or error.")]
+
+
 @app.command(epilog=_EXAMPLE)
 def worker(  # noqa: PLR0917  # typer passes options by name
-    engine: Annotated[str, typer.Option(help="Which engine: gguf or fake.")] = "gguf",
-    model: Annotated[
-        str | None, typer.Option(help="Name by which clients call the model; default: the file's.")
-    ] = None,
-    path: Annotated[Path | None, typer.Option(help="Model file, for gguf.")] = None,
-    host: Annotated[str, typer.Option(help="Address to listen on.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")] = 0,
-    max_seqs: Annotated[int, typer.Option(min=1, max=256, help="Sequences computed at once.")] = 8,
-    kv_tokens: Annotated[int, typer.Option(min=1, help="Tokens that the KV cache holds.")] = 16384,
-    max_step_tokens: Annotated[int, typer.Option(min=1, help="Tokens computed in one step.")] = 512,
-    max_waiting: Annotated[
-        int, typer.Option(min=0, help="Requests that may wait for a seat, bulk and others each.")
-    ] = 1024,
-    context_tokens: Annotated[int | None, typer.Option(min=1, help="Longest sequence; default: the model's.")] = None,
-    block_size: Annotated[int, typer.Option(min=1, max=1024, help="Tokens in a block of the prefix cache.")] = 16,
-    threads: Annotated[int, typer.Option(min=1, help="Threads for steps of one token.")] = _CORES,
-    threads_batch: Annotated[int | None, typer.Option(min=1, help="Threads for other steps; default: threads.")] = None,
-    itl_p95_s: Annotated[
-        float | None,
-        typer.Option(min=0.001, help="Gap between an interactive request's tokens that bulk may cause, seconds."),
-    ] = None,
-    max_step_s: Annotated[
-        float | None, typer.Option(min=0.001, help="Longest step while only bulk is open, seconds.")
-    ] = None,
-    step_log: Annotated[Path | None, typer.Option(help="File that gets a line of JSON for each step.")] = None,
-    default_max_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Output when a request names no max_tokens; default: the context.")
-    ] = None,
-    max_body_mb: Annotated[float, typer.Option(min=0.001, help="Largest request body.")] = 16,
-    drain_s: Annotated[float, typer.Option(min=0, help="Seconds open requests get after a stop signal.")] = 30,
-    vllm_metric_names: Annotated[bool, typer.Option("--vllm-metric-names", help="Metrics under vllm: too.")] = False,
-    die_with_parent_: Annotated[
-        bool, typer.Option("--die-with-parent", help="End when the starting process dies.")
-    ] = False,
-    fake_base_s: Annotated[float, typer.Option(min=0, help="fake: seconds of every step.")] = 0,
-    fake_per_row_s: Annotated[float, typer.Option(min=0, help="fake: seconds a decoded token adds.")] = 0,
-    fake_per_prefill_token_s: Annotated[float, typer.Option(min=0, help="fake: seconds a prompt token adds.")] = 0,
-    fake_eos_every: Annotated[int, typer.Option(min=0, help="fake: end about once in so many tokens, 0 never.")] = 97,
-    log_level: Annotated[str, typer.Option(help="debug, info, warning or error.")] = "info",
+    engine: _Engine = "gguf",
+    model: _Model = None,
+    path: _Path = None,
+    host: _Host = "127.0.0.1",
+    port: _Port = 0,
+    max_seqs: _MaxSeqs = 8,
+    kv_tokens: _KvTokens = 16384,
+    max_step_tokens: _MaxStepTokens = 512,
+    max_waiting: _MaxWaiting = 1024,
+    context_tokens: _ContextTokens = None,
+    block_size: _BlockSize = 16,
+    threads: _Threads = _CORES,
+    threads_batch: _ThreadsBatch = None,
+    itl_p95_s: _ItlP95S = None,
+    max_step_s: _MaxStepS = None,
+    step_log: _StepLog = None,
+    default_max_tokens: _DefaultMaxTokens = None,
+    max_body_mb: _MaxBodyMb = 16,
+    drain_s: _DrainS = 30,
+    vllm_metric_names: _VllmMetricNames = False,
+    die_with_parent_: _DieWithParent = False,
+    fake_base_s: _FakeBaseS = 0,
+    fake_per_row_s: _FakePerRowS = 0,
+    fake_per_prefill_token_s: _FakePerPrefillTokenS = 0,
+    fake_eos_every: _FakeEosEvery = 97,
+    log_level: _LogLevel = "info",
 ) -> None:
     """Serve one model over OpenAI's API until SIGTERM or Ctrl-C, then finish what is open and end."""
     if die_with_parent_:
         die_with_parent(os.getppid())
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the supervisor's affair, however it was sent
     options = EngineOptions(
-        engine=engine,
-        path=path,
-        name=model or (path.stem if path is not None else engine),
-        max_seqs=max_seqs,
-        kv_tokens=kv_tokens,
-        max_step_tokens=min(max_step_tokens, kv_tokens),
-        threads=threads,
-        threads_batch=threads_batch or threads,
-        block_size=block_size,
-        max_waiting=max_waiting,
-        context_tokens=context_tokens,
-        latency=LatencySettings(itl_p95_s=itl_p95_s, max_step_s=max_step_s),
-        step_log=step_log,
-        fake_cost=StepCost(fake_base_s, fake_per_row_s, fake_per_prefill_token_s),
+        engine=engine, path=path, name=model or (path.stem if path is not None else engine),
+        max_seqs=max_seqs, kv_tokens=kv_tokens, max_step_tokens=min(max_step_tokens, kv_tokens),
+        threads=threads, threads_batch=threads_batch or threads, block_size=block_size, max_waiting=max_waiting,
+        context_tokens=context_tokens, latency=LatencySettings(itl_p95_s=itl_p95_s, max_step_s=max_step_s),
+        step_log=step_log, fake_cost=StepCost(fake_base_s, fake_per_row_s, fake_per_prefill_token_s),
         fake_eos_every=fake_eos_every,
-    )
+    )  # fmt: skip
     settings = WorkerSettings(
-        name=options.name,
-        engine=engine,
-        drain_s=drain_s,
-        default_max_tokens=default_max_tokens or kv_tokens,
-        max_body_bytes=int(max_body_mb * (1 << 20)),
-        vllm_metric_names=vllm_metric_names,
-    )
+        name=options.name, engine=engine, drain_s=drain_s, default_max_tokens=default_max_tokens or kv_tokens,
+        max_body_bytes=int(max_body_mb * (1 << 20)), vllm_metric_names=vllm_metric_names,
+    )  # fmt: skip
     _check_usage(options, log_level)
     logs.configure(log_level, "worker")
     _serve(options, settings, _Place(host, port))
@@ -158,7 +165,7 @@ def _announce(listener: socket.socket, settings: WorkerSettings, loaded: LoadedE
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
     bounds = loaded.settings
-    logs.get().info(
+    logs.get().debug(  # the ready line is for everybody; this adds what only an operator asks for
         "worker.ready",
         model=settings.name,
         engine=settings.engine,

@@ -4,13 +4,21 @@ from collections.abc import Callable, Sequence
 
 from engines.worker.answers import CompletionChoice, CompletionLogprobs, TextCompletion, Usage, encode_json
 from engines.worker.bounds import check_generation
-from engines.worker.choice import Finish, Piece
+from engines.worker.choice import Piece
 from engines.worker.decoding import decode_request
 from engines.worker.errors import invalid
 from engines.worker.logprobs import completion_logprobs
-from engines.worker.prompts import MAX_PROMPTS, PromptBuilder
+from engines.worker.prompts import MAX_PROMPTS
 from engines.worker.schema import CompletionRequest
-from engines.worker.surface import AnswerHead, Prepared, check_model, room_for
+from engines.worker.surface import (
+    AnswerHead,
+    ChoiceWriter,
+    Prepared,
+    ServedModel,
+    check_model,
+    room_for,
+    whole_choices,
+)
 
 
 class CompletionSurface:
@@ -19,39 +27,31 @@ class CompletionSurface:
     name = "completions"
     id_prefix = "cmpl-"
 
-    def __init__(
-        self, model: str, prompts: PromptBuilder, vocab_size: int, piece_of: Callable[[int], bytes], default_max: int
-    ) -> None:
+    def __init__(self, model: ServedModel) -> None:
         self._model = model
-        self._prompts = prompts
-        self._vocab_size = vocab_size
-        self._piece_of = piece_of
-        self._default_max = default_max
 
     def prepare(self, body: bytes) -> Prepared:
         """Read, check and tokenise."""
         request = decode_request(body, CompletionRequest)
-        check_model(request.model, self._model)
-        spec = check_generation(request, self._vocab_size)
-        prompts = tuple(self._prompts.completion(request))
+        check_model(request.model, self._model.name)
+        spec = check_generation(request, self._model.vocab_size)
+        prompts = tuple(self._model.prompts.completion(request))
         if len(prompts) * spec.num_choices > MAX_PROMPTS:
             raise invalid("n", f"prompts times `n` must be at most {MAX_PROMPTS}")
-        context = self._prompts.max_tokens
-        max_tokens = tuple(room_for(spec, prompt, context, self._default_max) for prompt in prompts)
+        context, default_max = self._model.prompts.max_tokens, self._model.default_max
+        max_tokens = tuple(room_for(spec, prompt, context, default_max) for prompt in prompts)
         return Prepared(spec, prompts, max_tokens, request.request_id)
 
     def writer(self, head: AnswerHead, prepared: Prepared) -> "CompletionWriter":
         """Writes this answer."""
-        return CompletionWriter(head, self._piece_of, wants_logprobs=prepared.spec.sampling.logprobs is not None)
+        return CompletionWriter(head, self._model.piece_of, wants_logprobs=prepared.spec.sampling.logprobs is not None)
 
 
-class CompletionWriter:
+class CompletionWriter(ChoiceWriter):
     """The bodies of one completions answer. Keeps how far each choice's text has come, for `text_offset`."""
 
     def __init__(self, head: AnswerHead, piece_of: Callable[[int], bytes], *, wants_logprobs: bool) -> None:
-        self._head = head
-        self._piece_of = piece_of
-        self._wants_logprobs = wants_logprobs
+        super().__init__(head, piece_of, wants_logprobs=wants_logprobs)
         self._offsets: dict[int, int] = {}
 
     def opening(self, num_choices: int) -> list[bytes]:  # noqa: ARG002  # the contract's
@@ -76,13 +76,9 @@ class CompletionWriter:
     def whole(self, pieces: Sequence[Piece], num_choices: int, usage: Usage) -> bytes:
         """All choices with their whole text."""
         choices = []
-        for index in range(num_choices):
-            own = [piece for piece in pieces if piece.index == index]
-            finish = own[-1].finish or Finish("stop")
-            tokens = tuple(entry for piece in own for entry in piece.logprobs)
-            whole = Piece(index, "".join(piece.text for piece in own), tokens)
-            logprobs = self._logprobs(whole, 0)
-            choices.append(CompletionChoice(index, whole.text, logprobs, finish.reason, finish.stop_reason))
+        for one, finish in whole_choices(pieces, num_choices):
+            logprobs = self._logprobs(one, 0)
+            choices.append(CompletionChoice(one.index, one.text, logprobs, finish.reason, finish.stop_reason))
         return self._body(choices, usage)
 
     def _logprobs(self, piece: Piece, offset: int) -> CompletionLogprobs | None:

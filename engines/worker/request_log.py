@@ -80,4 +80,4 @@ class RequestEntry:
             fields["prompt_tokens"] = self.usage.prompt_tokens
             fields["cached_tokens"] = self.usage.prompt_tokens_details.cached_tokens
             fields["completion_tokens"] = self.usage.completion_tokens
-        log.info("request.finished", **fields)
+        log.debug("request.finished", **fields)  # the gateway has the line that an operator reads

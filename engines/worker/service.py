@@ -19,6 +19,7 @@ from engines.worker.loaded import LoadedEngine
 from engines.worker.metrics import WorkerMetrics
 from engines.worker.prompts import PromptBuilder
 from engines.worker.settings import WorkerSettings
+from engines.worker.surface import ServedModel
 
 ResultT = TypeVar("ResultT")
 
@@ -47,9 +48,9 @@ class Service:
             num_blocks=loaded.settings.num_blocks,
             vllm_names=settings.vllm_metric_names,
         )
-        shared = (settings.name, self.prompts, vocab_size, model.piece, settings.default_max_tokens)
-        self.chat = ChatSurface(*shared)
-        self.completions = CompletionSurface(*shared)
+        served = ServedModel(settings.name, self.prompts, vocab_size, model.piece, settings.default_max_tokens)
+        self.chat = ChatSurface(served)
+        self.completions = CompletionSurface(served)
         self.num_requests = 0
         self.is_draining = False
         self._num_preparing = 0

@@ -3,15 +3,15 @@
 A surface reads a body into a `Prepared` and chooses the `AnswerWriter`; the rest of the path does not care which it is.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from engines.worker.answers import PromptTokensDetails, Usage
 from engines.worker.bounds import GenerationSpec
-from engines.worker.choice import Choice, Piece
+from engines.worker.choice import Choice, Finish, Piece
 from engines.worker.errors import ApiError, invalid
-from engines.worker.prompts import Tokens
+from engines.worker.prompts import PromptBuilder, Tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +22,17 @@ class Prepared:
     prompts: tuple[Tokens, ...]
     max_tokens: tuple[int, ...]
     request_id: str | None
+
+
+@dataclass(frozen=True, slots=True)
+class ServedModel:
+    """What a surface knows of its model. `default_max`: output tokens when a request names no bound."""
+
+    name: str
+    prompts: PromptBuilder
+    vocab_size: int
+    piece_of: Callable[[int], bytes]
+    default_max: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +62,23 @@ class AnswerWriter(Protocol):
     def whole(self, pieces: Sequence[Piece], num_choices: int, usage: Usage) -> bytes:
         """The body of an answer that is not streamed, from all its pieces."""
         ...
+
+
+class ChoiceWriter:
+    """What writers of both surfaces keep: the head of the answer, and what log probabilities are made with."""
+
+    def __init__(self, head: AnswerHead, piece_of: Callable[[int], bytes], *, wants_logprobs: bool) -> None:
+        self._head = head
+        self._piece_of = piece_of
+        self._wants_logprobs = wants_logprobs
+
+
+def whole_choices(pieces: Sequence[Piece], num_choices: int) -> Iterator[tuple[Piece, Finish]]:
+    """Each choice as one piece with all its text and log probabilities, and how it ended, in order."""
+    for index in range(num_choices):
+        own = [piece for piece in pieces if piece.index == index]
+        tokens = tuple(entry for piece in own for entry in piece.logprobs)
+        yield Piece(index, "".join(piece.text for piece in own), tokens), own[-1].finish or Finish("stop")
 
 
 class Surface(Protocol):

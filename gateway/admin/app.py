@@ -1,10 +1,9 @@
-"""The admin plane: a Starlette app of its own, on its own listener, closed to everybody without the admin token.
+"""The admin plane: a Starlette app of its own, on its own listener, closed to everybody who is not known (access.py).
 
-The token is asked for before any routing, so no spelling of a path can come in beside it; only /health/live is open.
+Who calls is asked before any routing, so no spelling of a path can come in beside it; only /health/live is open. What
+they may do is asked before an endpoint runs.
 """
 
-import hashlib
-import hmac
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -18,15 +17,22 @@ from starlette.middleware import Middleware
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from gateway.admin.access import CALLER, Door, Places, Subject, store_problem
+from gateway.admin.applied import Applied
+from gateway.admin.audit import Audit
 from gateway.admin.control_client import ControlError, GatewayControl
 from gateway.admin.endpoints import PREFIX, Endpoint, reply
+from gateway.admin.keys import Keys
+from gateway.admin.oidc import People
 from gateway.admin.openapi import openapi
-from gateway.admin.operations import Config, Operations
+from gateway.admin.operations import Config, Operations, Reload, nothing_to_reload
 from gateway.admin.tenancy import Tenancy
+from gateway.admin.usage import Usage
 from gateway.errors import ClientError, Problem
-from policies.keys import CredentialFault, read_credential
+from policies.keys import read_credential
+from policies.roles import Action
 from policies.store import Store, StoreError, UnknownId
 
 LIVE_PATH = "/health/live"
@@ -41,17 +47,23 @@ def create_admin_app(
     *,
     config: Config = dict[str, Any],
     clock: Callable[[], float] = time.time,
+    usage: Usage | None = None,
+    reload: Reload = nothing_to_reload,
+    people: People | None = None,
 ) -> Starlette:
     """The admin plane. `config`: the settings in force as plain values, for GET /config. `clock`: Unix seconds.
+
+    `reload`: reads them again. `usage`: what the ledger tells; None where there is none. `people`: those of the OpenID
+    provider, None where there is none; the caller closes it.
 
     Raises `ValueError` for a token that no request could carry: empty, too long, or not visible ASCII.
     """
     if read_credential([(b"x-api-key", admin_token.encode())]) != admin_token.encode():
         raise ValueError("the admin token must have 1 to 512 visible ASCII characters")
-    endpoints = admin_endpoints(store, control, config, clock)
+    endpoints = admin_endpoints(store, control, config, clock, usage, reload=reload)
     app = Starlette(
-        routes=_routes(endpoints),
-        middleware=[Middleware(AdminTokenRequired, admin_token=admin_token)],
+        routes=_routes(endpoints, Places(store)),
+        middleware=[Middleware(CallerRequired, door=Door(store, admin_token, people, clock))],
         exception_handlers=_EXCEPTIONS,
     )
     # /health/live and /health/live/ are different paths: a redirect would answer before the method is known.
@@ -60,67 +72,92 @@ def create_admin_app(
 
 
 def admin_endpoints(
-    store: Store, control: GatewayControl, config: Config = dict[str, Any], clock: Callable[[], float] = time.time
+    store: Store,
+    control: GatewayControl,
+    config: Config = dict[str, Any],
+    clock: Callable[[], float] = time.time,
+    usage: Usage | None = None,
+    *,
+    reload: Reload = nothing_to_reload,
 ) -> tuple[Endpoint, ...]:
     """Every row of the admin plane with its full path: the routes, the OpenAPI document and the tests follow it."""
-    operations = Operations(control, config)
-    versioned = (*Tenancy(store, control, clock).endpoints(), *operations.endpoints())
+    operations, applied = Operations(control, config, reload, store), Applied(control)
+    versioned = (
+        *Tenancy(store, applied).endpoints(),
+        *Keys(store, Places(store), applied, clock).endpoints(),
+        *Audit(store).endpoints(),
+        *operations.endpoints(),
+    )
+    if usage is not None:
+        versioned += usage.endpoints()
     rows = [replace(one, path=PREFIX + one.path) for one in versioned]
 
     async def openapi_document(_: Request) -> Response:
         return reply(openapi(rows, _version()))
 
     rows += [
-        Endpoint("GET", f"{PREFIX}/openapi.json", "Read this document", openapi_document),
+        Endpoint(
+            "GET",
+            f"{PREFIX}/openapi.json",
+            "Read this document",
+            openapi_document,
+            action=Action.READ,
+            subject=Subject.ITS_OWN_CARE,
+        ),
         Endpoint("GET", "/metrics", "Read the metrics as Prometheus text", operations.metrics, is_text=True),
         Endpoint("GET", LIVE_PATH, "Is the supervisor alive?", _live, is_public=True),
     ]
     return tuple(rows)
 
 
-class AdminTokenRequired:
-    """Plain ASGI middleware: 401 for whatever does not carry the admin token, before anything else is looked at."""
+class CallerRequired:
+    """Plain ASGI middleware: whoever is not known is turned away before anything else is looked at.
 
-    def __init__(self, app: ASGIApp, admin_token: str) -> None:
+    Every answer to those who are carries `x-request-id`, under which the audit log has what they changed.
+    """
+
+    def __init__(self, app: ASGIApp, door: Door) -> None:
         self._app = app
-        self._digest = hashlib.sha256(admin_token.encode()).digest()
+        self._door = door
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass on what may pass."""
-        if scope["type"] == "lifespan" or (scope["type"] == "http" and self._is_allowed(scope)):
+        if scope["type"] == "lifespan" or (scope["type"] == "http" and scope["path"] == LIVE_PATH):
             await self._app(scope, receive, send)
         elif scope["type"] == "http":
-            problem = Problem(401, "give the admin token: Authorization: Bearer …", "authentication_error", _CODE_401)
-            response = _reply_problem(problem)
-            response.headers["www-authenticate"] = "Bearer"
-            await response(scope, receive, send)
+            caller = await self._door.caller(list(scope["headers"]))
+            if isinstance(caller, Problem):
+                await _reply_problem(caller)(scope, receive, send)
+                return
+            scope[CALLER] = caller
+            await self._app(scope, receive, _with_id(send, caller.request_id))
         else:
             await send({"type": "websocket.close", "code": 1008})
 
-    def _is_allowed(self, scope: Scope) -> bool:
-        if scope["path"] == LIVE_PATH:
-            return True
-        credential = read_credential(header for header in scope["headers"] if header[0] == b"authorization")
-        if isinstance(credential, CredentialFault):
-            return False
-        return hmac.compare_digest(hashlib.sha256(credential).digest(), self._digest)
+
+def _with_id(send: Send, request_id: str) -> Send:
+    async def send_with_id(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message["headers"] = [*message["headers"], (b"x-request-id", request_id.encode())]
+        await send(message)
+
+    return send_with_id
 
 
-_CODE_401 = "invalid_admin_token"
-
-
-def _routes(endpoints: tuple[Endpoint, ...]) -> list[Route]:
+def _routes(endpoints: tuple[Endpoint, ...], places: Places) -> list[Route]:
     """One route for each path, so that a wrong method is told which are right."""
     by_path: dict[str, dict[str, Endpoint]] = {}
     for one in endpoints:
         by_path.setdefault(one.path, {})[one.method] = one
-    return [Route(path, _dispatcher(methods), methods=list(methods)) for path, methods in by_path.items()]
+    return [Route(path, _dispatcher(methods, places), methods=list(methods)) for path, methods in by_path.items()]
 
 
-def _dispatcher(methods: Mapping[str, Endpoint]) -> Callable[[Request], Any]:
+def _dispatcher(methods: Mapping[str, Endpoint], places: Places) -> Callable[[Request], Any]:
     async def dispatch(request: Request) -> Response:
-        method = "GET" if request.method == "HEAD" else request.method
-        return await methods[method].respond(request)
+        endpoint = methods["GET" if request.method == "HEAD" else request.method]
+        if not endpoint.is_public:
+            await places.check(request, endpoint.action, endpoint.subject)
+        return await endpoint.respond(request)
 
     return dispatch
 
@@ -159,8 +196,8 @@ async def _on_control(_: Request, error: Exception) -> Response:
 
 async def _on_store(_: Request, error: Exception) -> Response:
     log.error("admin.store_failed", error=str(error))
-    problem = Problem(503, "the store failed; its log line says why", "service_unavailable_error", "store_unavailable")
-    return _reply_problem(problem)
+    assert isinstance(error, StoreError)
+    return _reply_problem(store_problem(error))
 
 
 async def _on_bug(_: Request, __: Exception) -> Response:

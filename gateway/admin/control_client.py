@@ -82,6 +82,16 @@ class GatewayControl:
         """Send work to a drained replica again; its state as JSON, None if there is none of this name."""
         return await self._order(name, "resume", is_drained=False)
 
+    async def release(self, name: str) -> tuple[int, bytes]:
+        """Give the cache of a drained replica free, at every gateway: (status, JSON). Raises `ControlError`.
+
+        The first answer that is no success, else the first; 404 only if no gateway knows the replica.
+        """
+        answers = await self._ask_all("POST", f"/replicas/{_segment(name)}/release")
+        known = [one for one in answers if one.status_code != httpx.codes.NOT_FOUND] or answers
+        told = next((one for one in known if not one.is_success), known[0])
+        return told.status_code, told.content
+
     async def explain(self, body: bytes) -> tuple[int, bytes]:
         """The decision that one gateway would make for a request now, without making it: (status, JSON)."""
         sockets = self._running()
@@ -99,6 +109,14 @@ class GatewayControl:
     async def set_fleet(self, fleet: bytes) -> None:
         """Tell every gateway which replicas exist (JSON). Raises `ControlError`."""
         await self._successes("PUT", "/fleet", fleet)
+
+    async def set_settings(self, settings: bytes) -> None:
+        """Put settings (JSON) into force at every gateway; without any it is enough that one finds them at its start.
+
+        Raises `ControlError`.
+        """
+        if self._sockets():
+            await self._successes("PUT", "/settings", settings)
 
     async def _order(self, name: str, order: str, *, is_drained: bool) -> bytes | None:
         answer = await self._first("POST", f"/replicas/{_segment(name)}/{order}")

@@ -8,8 +8,10 @@ import msgspec
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 
+from gateway.admin.access import Subject
 from gateway.admin.wire import MAX_BODY_BYTES
 from gateway.errors import ClientError
+from policies.roles import Action
 from policies.store import MAX_PAGE
 
 PREFIX = "/admin/v1"
@@ -22,7 +24,8 @@ Answer = Callable[[Request], Awaitable[Response]]
 class Endpoint:
     """`body`, `answer`: the types of the JSON bodies; None: no body, or an object that a gateway process defines.
 
-    `filters`: query parameters of a list besides `limit` and `after`. `status`: of a success.
+    `filters`: query parameters of a list besides `limit` and `after`. `flags`: those that are true or false. `status`:
+    of a success. `action`, `subject`: what a caller must be allowed, and where; platform admins alone if it says none.
     """
 
     method: str
@@ -37,6 +40,9 @@ class Endpoint:
     filters: tuple[str, ...] = field(default=())
     is_public: bool = False
     is_text: bool = False
+    flags: tuple[str, ...] = ()
+    action: Action = Action.OPERATE
+    subject: Subject = Subject.INSTALLATION
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +66,16 @@ def read_page(request: Request, *filters: str) -> PageRequest:
     if not (limit.isascii() and limit.isdigit() and len(limit) <= 4 and 1 <= int(limit) <= MAX_PAGE):
         raise ClientError(f"limit is a whole number from 1 to {MAX_PAGE}", param="limit", code="invalid_query")
     return PageRequest(int(limit), query.pop("after", None), query)
+
+
+def read_flag(request: Request, name: str) -> bool:
+    """The one query parameter of an endpoint, `true` or `false`; absent: false. Raises `ClientError`."""
+    query = request.query_params.multi_items()
+    if not query:
+        return False
+    if len(query) > 1 or query[0][0] != name or query[0][1] not in ("true", "false"):
+        raise ClientError(f"the query may only be {name}=true or {name}=false", param=name, code="invalid_query")
+    return query[0][1] == "true"
 
 
 async def read_bounded(request: Request) -> bytes:

@@ -10,6 +10,7 @@ from gateway.admin.connection import AdminClient, CommandFailed
 from gateway.admin.names import ORGANIZATION, PROJECT, Kind, find_id
 from gateway.admin.options import AsJson, Token, Url, connected, segment
 from gateway.admin.output import one_sentence, write_item, write_json
+from gateway.admin.simulate_command import simulate_limits
 
 limits = typer.Typer(help="Limits of an organisation or a project.", no_args_is_help=True)
 
@@ -17,6 +18,12 @@ _OF_WHAT = "give --project or --org, or the id of one (proj_…, org_…)"
 
 ProjectOption = Annotated[str | None, typer.Option("--project", help="The name or id of a project.")]
 OrgOption = Annotated[str | None, typer.Option("--org", help="The name or id of an organisation.")]
+
+
+limits.command(
+    "simulate",
+    epilog="Example: warmlane limits simulate --project demo --document limits.json --from 2026-11-01",
+)(simulate_limits)
 
 
 @limits.command("get", epilog="Example: warmlane limits get --project demo")

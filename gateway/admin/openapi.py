@@ -12,8 +12,10 @@ from policies.store import MAX_PAGE
 
 _ERRORS = {
     "400": "The request cannot be used; `param` names the field",
-    "401": "No admin token, or a wrong one",
+    "401": "No credential, or one that opens nothing",
+    "403": "The caller's role does not allow this",
     "404": "There is no such thing",
+    "405": "This route does not take this method",
     "409": "Its state does not allow this",
     "413": "The body is too large",
     "503": "The store or a gateway process cannot be reached",
@@ -34,9 +36,9 @@ def openapi(endpoints: Sequence[Endpoint], version: str) -> dict[str, Any]:
         "paths": paths,
         "components": {
             "schemas": components,
-            "securitySchemes": {"admin_token": {"type": "http", "scheme": "bearer"}},
+            "securitySchemes": {"bearer": {"type": "http", "scheme": "bearer"}},
         },
-        "security": [{"admin_token": []}],
+        "security": [{"bearer": []}],
     }
 
 
@@ -56,7 +58,7 @@ def _operation(endpoint: Endpoint, schema_of: dict[str, Any]) -> dict[str, Any]:
         "parameters": [*_path_parameters(endpoint), *_query_parameters(endpoint)],
         "responses": {
             str(endpoint.status): {
-                "description": "Done" if endpoint.status < 400 else "Not in this version",
+                "description": "Done",
                 "content": content,
             },
             **{status: {"description": text, **error} for status, text in _ERRORS.items()},
@@ -80,7 +82,8 @@ def _path_parameters(endpoint: Endpoint) -> list[dict[str, Any]]:
 
 def _query_parameters(endpoint: Endpoint) -> list[dict[str, Any]]:
     if not endpoint.is_list:
-        return []
+        flag = {"type": "boolean", "default": False}
+        return [{"name": name, "in": "query", "schema": flag} for name in endpoint.flags]
     limit = {"type": "integer", "minimum": 1, "maximum": MAX_PAGE, "default": DEFAULT_PAGE}
     text = {"type": "string"}
     return [

@@ -1,31 +1,48 @@
 """What the gateways know and do, over HTTP: replicas, requests, receipts, queue, statistics, configuration, metrics."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+import msgspec
+import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 
+from gateway.admin.access import Subject, caller_of
 from gateway.admin.control_client import GatewayControl
 from gateway.admin.endpoints import Endpoint, read_bounded, reply
-from gateway.admin.wire import ErrorBody
+from gateway.admin.wire import ReloadedBody
 from gateway.errors import ClientError
+from gateway.settings import ConfigError
+from policies.audit import Change
+from policies.roles import EVERYWHERE, Action, Place
+from policies.store import Store, StoreError
 
-NO_RELOAD = "this version reads its configuration at start only; end it kindly (SIGTERM) and start it again"
+log = structlog.get_logger()
+
 REDACTED = "***"
 _SECRET_NAME = re.compile(r"(^|_)(secret|token|password|api_key|key|authorization|credentials?)$", re.IGNORECASE)
 _USER_IN_URL = re.compile(r"(?<=://)[^/@\s]+(?=@)")
 
 Config = Callable[[], Mapping[str, Any]]
+Reload = Callable[[], Awaitable[ReloadedBody]]
+
+
+async def nothing_to_reload() -> ReloadedBody:
+    """For settings that came from no file: they are as they were."""
+    return ReloadedBody()
 
 
 class Operations:
     """The endpoints of what runs. `config`: the settings in force as plain values, asked at every request."""
 
-    def __init__(self, control: GatewayControl, config: Config) -> None:
+    def __init__(self, control: GatewayControl, config: Config, reload: Reload, store: Store) -> None:
+        """`reload`: raises `ConfigError` for a configuration that cannot be used. `store`: has the audit log."""
+        self._store = store
         self._control = control
         self._config = config
+        self._reload = reload
 
     async def replicas(self, _: Request) -> Response:
         """GET /replicas."""
@@ -34,22 +51,32 @@ class Operations:
     async def drain(self, request: Request) -> Response:
         """POST /replicas/{name}/drain."""
         name = request.path_params["name"]
-        return _found(await self._control.drain(name), "replica", name)
+        return await self._changed(request, "replica.drained", _found(await self._control.drain(name), "replica", name))
 
     async def resume(self, request: Request) -> Response:
         """POST /replicas/{name}/resume."""
         name = request.path_params["name"]
-        return _found(await self._control.resume(name), "replica", name)
+        resumed = _found(await self._control.resume(name), "replica", name)
+        return await self._changed(request, "replica.resumed", resumed)
+
+    async def release(self, request: Request) -> Response:
+        """POST /replicas/{name}/release."""
+        name = request.path_params["name"]
+        status, answer = await self._control.release(name)
+        if status == 404:
+            return _found(None, "replica", name)
+        released = reply(answer, status)
+        return released if status >= 400 else await self._changed(request, "replica.released", released)
 
     async def request(self, request: Request) -> Response:
         """GET /requests/{id}."""
-        request_id = request.path_params["id"]
-        return _found(await self._control.request(request_id), "request", request_id)
+        return _found(await self._record(request), "request", request.path_params["id"])
 
     async def receipt(self, request: Request) -> Response:
         """GET /requests/{id}/receipt."""
         request_id = request.path_params["id"]
-        return _found(await self._control.receipt(request_id), "request", request_id)
+        is_own = EVERYWHERE in caller_of(request).readable or await self._record(request) is not None
+        return _found(await self._control.receipt(request_id) if is_own else None, "request", request_id)
 
     async def explain(self, request: Request) -> Response:
         """POST /routes/explain."""
@@ -68,13 +95,34 @@ class Operations:
         """GET /config."""
         return reply(redacted(self._config()))
 
-    async def reload_config(self, _: Request) -> Response:
+    async def reload_config(self, request: Request) -> Response:
         """POST /config/reload."""
-        raise ClientError(NO_RELOAD, status=501, code="not_implemented")
+        try:
+            reloaded = reply(await self._reload())
+            return await self._changed(request, "config.reloaded", reloaded)
+        except ConfigError as error:
+            raise ClientError(str(error), code="invalid_config") from error
 
     async def metrics(self, _: Request) -> Response:
         """GET /metrics."""
         return Response(await self._control.metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+
+    async def _record(self, request: Request) -> bytes | None:
+        """The record of the request in the path, if the caller may see it."""
+        found = await self._control.request(request.path_params["id"])
+        if found is None:
+            return None
+        whose = msgspec.json.decode(found, type=_Whose)
+        return found if caller_of(request).may(Action.READ, Place(whose.organization, whose.project)) else None
+
+    async def _changed(self, request: Request, action: str, answer: Response) -> Response:
+        """The answer, once the audit log has it. What runs must be operable while the store is away."""
+        change = Change(action, request.path_params.get("name", "config"), after=bytes(answer.body))
+        try:
+            await self._store.note_change(change, by=caller_of(request).author)
+        except StoreError as error:
+            log.warning("audit.not_written", action=action, error=str(error))
+        return answer
 
     def endpoints(self) -> tuple[Endpoint, ...]:
         """The rows of this part of the admin plane."""
@@ -82,8 +130,28 @@ class Operations:
             Endpoint("GET", "/replicas", "List the replicas and their state", self.replicas),
             Endpoint("POST", "/replicas/{name:path}/drain", "Send a replica no new work", self.drain),
             Endpoint("POST", "/replicas/{name:path}/resume", "Send a drained replica work again", self.resume),
-            Endpoint("GET", "/requests/{id}", "Read the record of a recent request", self.request),
-            Endpoint("GET", "/requests/{id}/receipt", "Read why a recent request went where it went", self.receipt),
+            Endpoint(
+                "POST",
+                "/replicas/{name:path}/release",
+                "Say that a drained replica's cache was cleared: another tenant may have it",
+                self.release,
+            ),
+            Endpoint(
+                "GET",
+                "/requests/{id}",
+                "Read the record of a recent request",
+                self.request,
+                action=Action.READ,
+                subject=Subject.ITS_OWN_CARE,
+            ),
+            Endpoint(
+                "GET",
+                "/requests/{id}/receipt",
+                "Read why a recent request went where it went",
+                self.receipt,
+                action=Action.READ,
+                subject=Subject.ITS_OWN_CARE,
+            ),
             Endpoint(
                 "POST",
                 "/routes/explain",
@@ -97,12 +165,16 @@ class Operations:
             Endpoint(
                 "POST",
                 "/config/reload",
-                "Read the configuration again: not in this version, 501",
+                "Read the configuration again; a bad one is refused as a whole",
                 self.reload_config,
-                status=501,
-                answer=ErrorBody,
+                answer=ReloadedBody,
             ),
         )
+
+
+class _Whose(msgspec.Struct):
+    organization: str = ""
+    project: str = ""
 
 
 def redacted(value: Any) -> Any:

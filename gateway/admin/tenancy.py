@@ -1,56 +1,44 @@
-"""Organisations, projects, keys and limits over HTTP. Each change is written first and then told to the gateways."""
+"""Organisations, projects and their limits over HTTP. Each change is written first and then told to the gateways."""
 
-import time
-from collections.abc import Callable
+from collections.abc import Awaitable
 
-import structlog
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.admin.control_client import ControlError, GatewayControl
-from gateway.admin.endpoints import Endpoint, read_bounded, read_page, reply
+from gateway.admin.access import Subject, caller_of, check_place
+from gateway.admin.applied import APPLIED_HEADER, Applied
+from gateway.admin.endpoints import Endpoint, read_bounded, read_flag, read_page, reply
+from gateway.admin.own_pages import own_page, unknown
 from gateway.admin.wire import (
-    KeyBody,
-    KeyList,
-    KeyWithSecretBody,
-    NewKeyBody,
+    DeletedBody,
     NewOrganizationBody,
     NewProjectBody,
     OrganizationBody,
     OrganizationList,
     ProjectBody,
     ProjectList,
-    RotationBody,
-    key_body,
-    key_with_secret,
     read_body,
 )
 from gateway.errors import ClientError
 from policies.limits import LimitsDocument, LimitsError, encode_limits, parse_limits
-from policies.store import KeyEnded, Level, NewKey, Store, UnknownId
+from policies.roles import EVERYWHERE, Action, Place
+from policies.store import Deleted, Level, NotEmpty, Organization, Page, Project, Store, UnknownId
 
-APPLIED_HEADER = "x-warmlane-applied"
-
-log = structlog.get_logger()
+__all__ = ["APPLIED_HEADER", "Tenancy"]
 
 
 class Tenancy:
-    """The endpoints of who may use the gateway, and how much of it.
+    """The endpoints of who may use the gateway, and how much of it."""
 
-    The answer to a change carries `x-warmlane-applied`: `true` when every gateway process has confirmed it, `false`
-    when one did not: it will follow by itself, within half a second of being well again. `clock`: Unix seconds.
-    """
-
-    def __init__(self, store: Store, control: GatewayControl, clock: Callable[[], float] = time.time) -> None:
+    def __init__(self, store: Store, applied: Applied) -> None:
         self._store = store
-        self._control = control
-        self._clock = clock
+        self._applied = applied
 
     async def create_organization(self, request: Request) -> Response:
         """POST /organizations."""
         body = read_body(await read_bounded(request), NewOrganizationBody)
-        made = await self._store.create_organization(body.name)
-        return await self._changed("organization.created", made.id, OrganizationBody.of(made), 201)
+        made = await self._store.create_organization(body.name, by=caller_of(request).author)
+        return await self._applied.answer("organization.created", made.id, OrganizationBody.of(made), 201)
 
     async def organization(self, request: Request) -> Response:
         """GET /organizations/{id}."""
@@ -58,21 +46,35 @@ class Tenancy:
 
     async def organizations(self, request: Request) -> Response:
         """GET /organizations."""
-        wanted = read_page(request)
-        try:
-            page = await self._store.organizations(limit=wanted.limit, after=wanted.after)
-        except UnknownId as error:
-            raise _unknown("after", error) from error
+        places = caller_of(request).readable
+
+        def fetch(limit: int, after: str | None) -> Awaitable[Page[Organization]]:
+            return self._store.organizations(limit=limit, after=after)
+
+        def is_own(one: Organization) -> bool:
+            return any(place.holds(Place(one.id)) for place in places)
+
+        own = None if EVERYWHERE in places else is_own
+        page = await own_page(read_page(request), fetch, self._store.organization, own)
         return reply(OrganizationList([OrganizationBody.of(one) for one in page.items], page.next_after))
+
+    async def delete_organization(self, request: Request) -> Response:
+        """DELETE /organizations/{id}."""
+        cascade, organization_id = read_flag(request, "cascade"), request.path_params["id"]
+        by = caller_of(request).author
+        deleted = await _deleted(self._store.delete_organization(organization_id, cascade=cascade, by=by))
+        return await self._applied.answer("organization.deleted", organization_id, DeletedBody.of(deleted))
 
     async def create_project(self, request: Request) -> Response:
         """POST /projects."""
         body = read_body(await read_bounded(request), NewProjectBody)
+        caller, of = caller_of(request), body.organization_id
         try:
-            made = await self._store.create_project(body.name, body.organization_id)
+            check_place(caller, Action.MANAGE_PROJECTS, Place(of), UnknownId("organization", of))
+            made = await self._store.create_project(body.name, of, by=caller.author)
         except UnknownId as error:
-            raise _unknown("organization_id", error) from error
-        return await self._changed("project.created", made.id, ProjectBody.of(made), 201)
+            raise unknown("organization_id", error) from error
+        return await self._applied.answer("project.created", made.id, ProjectBody.of(made), 201)
 
     async def project(self, request: Request) -> Response:
         """GET /projects/{id}."""
@@ -81,54 +83,24 @@ class Tenancy:
     async def projects(self, request: Request) -> Response:
         """GET /projects."""
         wanted = read_page(request, "organization_id")
-        of = wanted.filters.get("organization_id")
-        try:
-            page = await self._store.projects(organization_id=of, limit=wanted.limit, after=wanted.after)
-        except UnknownId as error:
-            raise _unknown("after", error) from error
+        of, places = wanted.filters.get("organization_id"), caller_of(request).readable
+
+        def fetch(limit: int, after: str | None) -> Awaitable[Page[Project]]:
+            return self._store.projects(organization_id=of, limit=limit, after=after)
+
+        def is_own(one: Project) -> bool:
+            return any(place.holds(Place(one.organization_id, one.id)) for place in places)
+
+        own = None if EVERYWHERE in places else is_own
+        page = await own_page(wanted, fetch, self._store.project, own)
         return reply(ProjectList([ProjectBody.of(one) for one in page.items], page.next_after))
 
-    async def create_key(self, request: Request) -> Response:
-        """POST /keys."""
-        body = read_body(await read_bounded(request), NewKeyBody)
-        if body.expires_at is not None and body.expires_at <= self._clock():
-            raise ClientError("expires_at is in the past", param="expires_at", code="invalid_body")
-        if body.max_lane and body.default_lane and not body.default_lane.is_within(body.max_lane):
-            raise ClientError("default_lane is above max_lane", param="default_lane", code="invalid_body")
-        new = NewKey(body.project_id, body.name, body.roles, body.max_lane, body.default_lane, body.expires_at)
-        try:
-            key, secret = await self._store.create_key(new)
-        except UnknownId as error:
-            raise _unknown("project_id", error) from error
-        return await self._changed("key.created", key.id, key_with_secret(key, secret.text), 201)
-
-    async def key(self, request: Request) -> Response:
-        """GET /keys/{id}."""
-        return reply(key_body(await self._store.key(request.path_params["id"])))
-
-    async def keys(self, request: Request) -> Response:
-        """GET /keys."""
-        wanted = read_page(request, "project_id")
-        of = wanted.filters.get("project_id")
-        try:
-            page = await self._store.keys(project_id=of, limit=wanted.limit, after=wanted.after)
-        except UnknownId as error:
-            raise _unknown("after", error) from error
-        return reply(KeyList([key_body(one) for one in page.items], page.next_after))
-
-    async def revoke_key(self, request: Request) -> Response:
-        """DELETE /keys/{id}: when this has answered with `x-warmlane-applied: true`, the key is refused everywhere."""
-        key = await self._store.revoke_key(request.path_params["id"])
-        return await self._changed("key.revoked", key.id, key_body(key))
-
-    async def rotate_key(self, request: Request) -> Response:
-        """POST /keys/{id}/rotate."""
-        body = read_body(await read_bounded(request) or b"{}", RotationBody)
-        try:
-            key, secret = await self._store.rotate_key(request.path_params["id"], body.overlap_s)
-        except KeyEnded as error:
-            raise ClientError(str(error), status=409, code="key_ended") from error
-        return await self._changed("key.rotated", key.id, key_with_secret(key, secret.text))
+    async def delete_project(self, request: Request) -> Response:
+        """DELETE /projects/{id}: its keys are refused at once, what they have in flight ends as it would have."""
+        cascade, project_id = read_flag(request, "cascade"), request.path_params["id"]
+        by = caller_of(request).author
+        deleted = await _deleted(self._store.delete_project(project_id, cascade=cascade, by=by))
+        return await self._applied.answer("project.deleted", project_id, DeletedBody.of(deleted))
 
     async def organization_limits(self, request: Request) -> Response:
         """GET /organizations/{id}/limits."""
@@ -152,23 +124,14 @@ class Tenancy:
         except LimitsError as error:
             raise ClientError(str(error), param=error.field, code="invalid_limits") from error
         of = request.path_params["id"]
-        await self._store.set_limits(level, of, document)
-        return await self._changed("limits.set", of, document)
-
-    async def _changed(self, event: str, subject: str, content: object, status: int = 200) -> Response:
-        """The answer to a change that is written, once the gateways know of it or have been given up on."""
-        applied = "true"
-        try:
-            await self._control.refresh_directories()
-        except ControlError as error:
-            applied = "false"
-            log.warning("admin.change_not_confirmed", subject=subject, error=str(error))
-        log.info("admin.changed", change=event, subject=subject)
-        return reply(content, status, {APPLIED_HEADER: applied})
+        await self._store.set_limits(level, of, document, by=caller_of(request).author)
+        return await self._applied.answer("limits.set", of, document)
 
     def endpoints(self) -> tuple[Endpoint, ...]:
         """The rows of this part of the admin plane."""
-        keys = ("project_id",)
+        return (*self._of_organizations(), *self._of_projects())
+
+    def _of_organizations(self) -> tuple[Endpoint, ...]:
         return (
             Endpoint(
                 "POST",
@@ -178,17 +141,45 @@ class Tenancy:
                 body=NewOrganizationBody,
                 answer=OrganizationBody,
                 status=201,
+                action=Action.MANAGE_ORGANIZATIONS,
             ),
             Endpoint(
-                "GET", "/organizations", "List organisations", self.organizations, answer=OrganizationList, is_list=True
+                "GET",
+                "/organizations",
+                "List organisations",
+                self.organizations,
+                answer=OrganizationList,
+                is_list=True,
+                action=Action.READ,
+                subject=Subject.ITS_OWN_CARE,
             ),
-            Endpoint("GET", "/organizations/{id}", "Read an organisation", self.organization, answer=OrganizationBody),
+            Endpoint(
+                "GET",
+                "/organizations/{id}",
+                "Read an organisation",
+                self.organization,
+                answer=OrganizationBody,
+                action=Action.READ,
+                subject=Subject.ORGANIZATION,
+            ),
+            Endpoint(
+                "DELETE",
+                "/organizations/{id}",
+                "Delete an organisation without projects, or with all of them",
+                self.delete_organization,
+                answer=DeletedBody,
+                flags=("cascade",),
+                action=Action.MANAGE_ORGANIZATIONS,
+                subject=Subject.ORGANIZATION,
+            ),
             Endpoint(
                 "GET",
                 "/organizations/{id}/limits",
                 "Read an organisation's limits",
                 self.organization_limits,
                 answer=LimitsDocument,
+                action=Action.READ,
+                subject=Subject.ORGANIZATION,
             ),
             Endpoint(
                 "PUT",
@@ -197,7 +188,13 @@ class Tenancy:
                 self.set_organization_limits,
                 body=LimitsDocument,
                 answer=LimitsDocument,
+                action=Action.MANAGE_ORGANIZATIONS,
+                subject=Subject.ORGANIZATION,
             ),
+        )
+
+    def _of_projects(self) -> tuple[Endpoint, ...]:
+        return (
             Endpoint(
                 "POST",
                 "/projects",
@@ -206,6 +203,8 @@ class Tenancy:
                 body=NewProjectBody,
                 answer=ProjectBody,
                 status=201,
+                action=Action.MANAGE_PROJECTS,
+                subject=Subject.ITS_OWN_CARE,
             ),
             Endpoint(
                 "GET",
@@ -215,10 +214,36 @@ class Tenancy:
                 answer=ProjectList,
                 is_list=True,
                 filters=("organization_id",),
+                action=Action.READ,
+                subject=Subject.ITS_OWN_CARE,
             ),
-            Endpoint("GET", "/projects/{id}", "Read a project", self.project, answer=ProjectBody),
             Endpoint(
-                "GET", "/projects/{id}/limits", "Read a project's limits", self.project_limits, answer=LimitsDocument
+                "GET",
+                "/projects/{id}",
+                "Read a project",
+                self.project,
+                answer=ProjectBody,
+                action=Action.READ,
+                subject=Subject.PROJECT,
+            ),
+            Endpoint(
+                "DELETE",
+                "/projects/{id}",
+                "Delete a project without usable keys, or with all of them",
+                self.delete_project,
+                answer=DeletedBody,
+                flags=("cascade",),
+                action=Action.MANAGE_PROJECTS,
+                subject=Subject.PROJECT,
+            ),
+            Endpoint(
+                "GET",
+                "/projects/{id}/limits",
+                "Read a project's limits",
+                self.project_limits,
+                answer=LimitsDocument,
+                action=Action.READ,
+                subject=Subject.PROJECT,
             ),
             Endpoint(
                 "PUT",
@@ -227,30 +252,15 @@ class Tenancy:
                 self.set_project_limits,
                 body=LimitsDocument,
                 answer=LimitsDocument,
-            ),
-            Endpoint(
-                "POST",
-                "/keys",
-                "Create a key; its secret is shown this once",
-                self.create_key,
-                body=NewKeyBody,
-                answer=KeyWithSecretBody,
-                status=201,
-            ),
-            Endpoint("GET", "/keys", "List keys", self.keys, answer=KeyList, is_list=True, filters=keys),
-            Endpoint("GET", "/keys/{id}", "Read a key", self.key, answer=KeyBody),
-            Endpoint("DELETE", "/keys/{id}", "Revoke a key at once", self.revoke_key, answer=KeyBody),
-            Endpoint(
-                "POST",
-                "/keys/{id}/rotate",
-                "Give a key a new secret",
-                self.rotate_key,
-                body=RotationBody,
-                is_body_optional=True,
-                answer=KeyWithSecretBody,
+                action=Action.MANAGE_PROJECTS,
+                subject=Subject.PROJECT,
             ),
         )
 
 
-def _unknown(param: str, error: UnknownId) -> ClientError:
-    return ClientError(str(error), param=param, code=f"unknown_{error.kind}")
+async def _deleted(deletion: Awaitable[Deleted]) -> Deleted:
+    try:
+        return await deletion
+    except NotEmpty as error:
+        message = f"{error}: give cascade=true to delete them too"
+        raise ClientError(message, status=409, code="not_empty") from error

@@ -11,7 +11,7 @@ from msgspec import Meta, Struct
 from gateway.errors import ClientError
 from policies.lane import Lane
 from policies.limits import bad_field
-from policies.store import Key, Organization, Project
+from policies.store import Deleted, Key, Organization, Project
 from policies.tenant import Role
 
 MAX_BODY_BYTES = 1024 * 1024
@@ -85,7 +85,7 @@ class ProjectBody(Struct, frozen=True):
 
 
 class KeyBody(Struct, frozen=True, kw_only=True):
-    """A key without its secret."""
+    """A key without its secret. `last_used_at`: told about once a minute."""
 
     id: str
     name: str
@@ -97,6 +97,20 @@ class KeyBody(Struct, frozen=True, kw_only=True):
     default_lane: Lane | None
     expires_at: int | None
     revoked_at: int | None
+    last_used_at: int | None
+
+
+class DeletedBody(Struct, frozen=True):
+    """What went, by id. `keys`: those that could still be used, and are refused now."""
+
+    organizations: tuple[str, ...]
+    projects: tuple[str, ...]
+    keys: tuple[str, ...]
+
+    @classmethod
+    def of(cls, deleted: Deleted) -> "DeletedBody":
+        """The body of what a store deleted."""
+        return cls(deleted.organizations, deleted.projects, deleted.keys)
 
 
 class KeyWithSecretBody(KeyBody, frozen=True, kw_only=True):
@@ -124,6 +138,13 @@ class KeyList(Struct, frozen=True):
 
     data: list[KeyBody]
     next_cursor: str | None
+
+
+class ReloadedBody(Struct, frozen=True):
+    """What a reload found: keys as in the file. `changed`: in force now; `needs_restart`: as they were until then."""
+
+    changed: tuple[str, ...] = ()
+    needs_restart: tuple[str, ...] = ()
 
 
 class ErrorDetail(Struct, frozen=True):

@@ -69,10 +69,13 @@ class Discovery:
     async def ready(self, _request: Request) -> Response:
         """200 while requests can be served, 503 while starting, stopping or without a ready replica.
 
-        `degraded` is a 200: the shared store is away, and every gateway serves with its part of the seats.
+        `degraded` is a 200: the shared store is away, and every gateway serves with its part of the seats; or the file
+        of the store is lost (`reason`), and known keys are served.
         """
         if not self._is_ready():
             return _json({"status": "not ready"}, 503)
+        if self._directory.store_lost:
+            return _json({"status": "degraded", "reason": self._directory.store_lost})
         return _json({"status": "degraded" if self._is_degraded() else "ready"})
 
     def _visible(self, request: Request) -> list[ServedModel] | Response:

@@ -73,15 +73,24 @@ class Dispatch:
         self.service = ServiceLog()
         self._outputs = OutputEstimates()
 
-    def enter(self, request: SimulatedRequest, ticket: object, now: float) -> Entry | None:
-        """Let a request wait; None if its lane is full. `ticket`: what the caller wants to find in its turn."""
+    def enter(self, request: SimulatedRequest, ticket: object, now: float) -> Entry:
+        """Let a request wait. `ticket`: what the caller wants to find in its turn. Then `turns`, then `turned_away`."""
         rule = self.settings.tenants.get(request.tenant, _USUAL)
         key = key_of(request.prompt, self.queue.model, request.tenant)
         query = RouteQuery(self.queue.model, key, request.lane, request.tenant, request.answer.num_tokens)
         waiting = Waiting(query, rule.caps.get(request.lane, NO_CAPS), ticket=ticket)
         expected = self._outputs.expected(request.tenant, request.lane)
         entry = Entry(request.tenant, request.lane, waiting, weight=rule.weight, output_tokens=expected)
-        return entry if self.queue.enter(entry, now) is None else None
+        self.queue.enter(entry, now)
+        return entry
+
+    def turned_away(self, newcomer: Entry, now: float) -> Entry | None:
+        """Who had to leave the queue for it, mostly itself; None if it has a seat or a place."""
+        overflow = self.queue.queue.overflow(newcomer) if newcomer.is_waiting else None
+        if overflow is None:
+            return None
+        self.queue.leave(overflow.entry, now)
+        return overflow.entry
 
     def leave(self, entry: Entry, now: float) -> None:
         """Its client has left; harmless if it does not wait (any more)."""

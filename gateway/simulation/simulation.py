@@ -148,17 +148,23 @@ class Simulation:
     def _arrive(self, request: SimulatedRequest, source: int, now: float) -> None:
         counts = self._window.holds(request.arrival_s)
         flight = Flight(request, source, self._groups.of(request), counts)
-        flight.entry = self.dispatch.enter(request, flight, now)
-        is_taken = flight.entry is not None
+        entry = flight.entry = self.dispatch.enter(request, flight, now)
         for group in flight.groups:
             group.num_arrived += counts
-            group.num_refused += counts and not is_taken
-        if not is_taken:
-            return
         self._flights[request.id] = flight
         if request.patience_s is not None:
             self._timeline.add(now + request.patience_s, _Left(flight))
         self._give_turns(now)
+        turned_away = self.dispatch.turned_away(entry, now)
+        if turned_away is not None:
+            self._refuse(turned_away.request.ticket)
+
+    def _refuse(self, flight: Flight) -> None:
+        """It has no place in the queue (any more), and does not come back."""
+        flight.is_over = True
+        for group in flight.groups:
+            group.num_refused += flight.counts
+        del self._flights[flight.request.id]
 
     def _give_turns(self, now: float) -> None:
         for turn in self.dispatch.turns(now):

@@ -44,7 +44,7 @@ class Traffic:
         self._now = 0.0
         spread = [self.entry(tenant) for tenant in self._tenants[:depth]]
         for entry in spread + self.entries(depth - len(spread)):
-            assert self.queue.push(entry, self._now) is None
+            self.queue.push(entry, self._now)
 
     def entry(self, tenant: str) -> Entry:
         """One request with its offer: prompts of up to 4,000 tokens, part of them a hit."""

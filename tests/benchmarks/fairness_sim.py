@@ -114,16 +114,19 @@ def flood(
 ) -> list[Row]:
     """B asks for half of its share (a quarter of the fleet): alone, beside an A at its share, and beside one at 10 times.
 
-    Ratios are B's, to B alone (`to_alone`) and to B beside an A within its share, held back by nothing (`to_share`).
+    Ratios are B's: to B alone (`to_alone`); to B alone at the rate of its share, on workers half as fast (`to_rate`),
+    which is what weighted fair queueing promises; and to B beside an A within its share, held back by nothing
+    (`to_share`). `share_tokens_per_s`: what that A makes.
     """
     trial = _Trial(replace(profile, active=None), num_replicas, seconds, seed)
-    alone, share = trial.birch(None, 0.0)[0], trial.birch(FloodSettings(), 0.5)[0]
+    alone, rate = trial.birch(None, 0.0)[0], trial.birch(None, 0.0, speed=2.0)[0]
+    share, share_tokens_per_s = trial.birch(FloodSettings(), 0.5)
     rows: list[Row] = []
     for name, settings in floods.items():
         found, alder_tokens_per_s = trial.birch(settings, 5.0)
         row: Row = {"settings": name, "refused": found.num_refused / max(1, found.num_arrived)}
-        row |= _ratios(found, alone, "to_alone") | _ratios(found, share, "to_share")
-        row["flood_tokens_per_s"] = round(alder_tokens_per_s)
+        row |= _ratios(found, alone, "to_alone") | _ratios(found, rate, "to_rate") | _ratios(found, share, "to_share")
+        row |= {"flood_tokens_per_s": round(alder_tokens_per_s), "share_tokens_per_s": round(share_tokens_per_s)}
         rows.append(row | {"alone": told(alone), "share": told(share), "beside": told(found)})
     return rows
 
@@ -147,8 +150,8 @@ class _Trial:
     seconds: float
     seed: int
 
-    def birch(self, settings: FloodSettings | None, load: float) -> tuple[GroupResult, float]:
-        """What B got beside an A at `load`, None for alone; A's output tokens a second."""
+    def birch(self, settings: FloodSettings | None, load: float, *, speed: float = 1.0) -> tuple[GroupResult, float]:
+        """What B got beside an A at `load`, None for alone; A's output tokens a second. `speed`: factor on all steps."""
         held, profile, num = settings or FloodSettings(), self.profile, self.num_replicas
         sources: list[Source] = [profile.stream(BIRCH, num, 0.25, self.seed)]
         if settings is not None:
@@ -156,7 +159,8 @@ class _Trial:
         caps = CapLimits() if held.seats is None else CapLimits(per_replica=max(1, round(held.seats * profile.seats)))
         lanes = {lane: replace(rule, bound=held.num_waiting) for lane, rule in DEFAULTS.lanes.items()}
         gateway = GatewaySettings(replace(DEFAULTS, lanes=lanes), {ALDER: TenantRule(caps={held.lane: caps})})
-        result = simulate(_fleet(profile, num, held), run_of(self.seconds), sources, gateway)
+        fleet = replace(_fleet(profile, num, held), speeds=(speed,) * num)
+        result = simulate(fleet, run_of(self.seconds), sources, gateway)
         alder = result.tenants.get((ALDER, held.lane))
         return result.tenants[BIRCH, Lane.INTERACTIVE], alder.output_tokens / result.window_s if alder else 0.0
 

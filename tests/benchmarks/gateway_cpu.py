@@ -54,6 +54,7 @@ model = "{model}"
 engine = "openai"
 url = "{url}"
 seats = 512
+shared_cache = "accept"
 """
 
 

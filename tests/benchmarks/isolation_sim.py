@@ -15,18 +15,37 @@ from pathlib import Path
 
 from rich.console import Console
 
+from engines.fake import LatencySettings
 from gateway.simulation.measure import Result
 from gateway.simulation.run import simulate
 from policies.lane import Lane
 from tests.benchmarks.fairness_sim import FLOODS, flood, locality, weights
-from tests.benchmarks.simulated import ALDER, BIRCH, PROFILES, Profile, Row, code_fingerprint, run_of, tables, told
+from tests.benchmarks.simulated import (
+    ALDER,
+    BIRCH,
+    PROFILES,
+    Profile,
+    Row,
+    code_fingerprint,
+    tables,
+    told,
+    whole_minutes,
+)
+
+_GROWTH = LatencySettings().bulk_growth
 
 
 def isolation(
-    profile: Profile, num_replicas: int, seconds: float, *, load: float = 0.4, bulk_growth: float = 1.0, seed: int = 1
+    profile: Profile,
+    num_replicas: int,
+    seconds: float,
+    *,
+    load: float = 0.4,
+    bulk_growth: float = _GROWTH,
+    seed: int = 1,
 ) -> dict[str, object]:
     """Interactive alone, bulk alone, and both: ratios of interactive p95s, and what bulk made of the free time."""
-    fleet, run = profile.fleet(num_replicas, bulk_growth), run_of(seconds)
+    fleet, run = profile.fleet(num_replicas, bulk_growth), whole_minutes(seconds)
     interactive = partial(profile.stream, ALDER, num_replicas, load, seed)
     bulk = partial(profile.flood, BIRCH, num_replicas, seed + 1)
     alone = simulate(fleet, run, [interactive()])
@@ -78,7 +97,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for kind, measure in _cells(options.only, options.growth, options.floods):
         for name in options.profiles:
             for replicas in options.replicas:
-                seconds = options.seconds or (600.0 if replicas == 1 else 60.0)
+                seconds = options.seconds or (600.0 if replicas == 1 else 84.0)
                 for seed in options.seeds:
                     head: Row = {"profile": name, "code": code, "replicas": replicas, "seed": seed}
                     rows = [head | row for row in measure(PROFILES[name], replicas, seconds, seed)]
@@ -120,9 +139,9 @@ def _parser() -> argparse.ArgumentParser:
     kinds = ("isolation", "flood", "weights", "locality")
     parser.add_argument("--replicas", type=int, nargs="+", default=[1, 64], help="sizes of the fleet")
     parser.add_argument("--profiles", nargs="+", choices=PROFILES, default=list(PROFILES), help="kinds of worker")
-    parser.add_argument("--seconds", type=float, help="virtual seconds of a run (600 for one replica, 60 for more)")
+    parser.add_argument("--seconds", type=float, help="virtual seconds of a run (600 for one replica, 84 for more)")
     parser.add_argument("--seeds", type=int, nargs="+", default=[1])
-    parser.add_argument("--growth", type=float, nargs="+", default=[1.0, 1.05, 1.15], help="the workers' bulk_growth")
+    parser.add_argument("--growth", type=float, nargs="+", default=[_GROWTH], help="the workers' bulk_growth")
     parser.add_argument("--floods", nargs="+", choices=FLOODS, default=list(FLOODS), help="what holds the flooder back")
     parser.add_argument("--only", nargs="+", choices=kinds, default=kinds, help="what to measure")
     parser.add_argument("--json", type=Path, default=Path("build/benchmarks/isolation_sim.json"))

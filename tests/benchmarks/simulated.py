@@ -89,6 +89,15 @@ def run_of(seconds: float) -> RunSettings:
     return RunSettings(seconds, warm_up_s=seconds * 0.2, tail_s=min(5.0, seconds * 0.1))
 
 
+def whole_minutes(seconds: float) -> RunSettings:
+    """A run whose window is as many whole minutes as it can be, so that what comes in part of each counts by its mean.
+
+    The first fifth at least is warm-up, the last five seconds are tail. As `run_of` where no whole minute fits.
+    """
+    minutes = int((seconds * 0.8 - 5.0) // 60.0)
+    return RunSettings(seconds, seconds - 5.0 - minutes * 60.0, tail_s=5.0) if minutes else run_of(seconds)
+
+
 def told(group: GroupResult) -> dict[str, object]:
     """A group for the JSON file."""
     parts = ("ttft_s", "itl_s", "e2e_s", "queue_s", "entry_s", "read_s")

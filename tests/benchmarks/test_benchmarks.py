@@ -4,6 +4,7 @@ import sys
 
 import pytest
 
+from tests.benchmarks import limits_cost
 from tests.benchmarks.gateway_cpu import _summary, table_of
 from tests.benchmarks.load import percentiles, run
 from tests.benchmarks.processes import cpu_s, family, memory_mb, running
@@ -91,3 +92,10 @@ def test_the_ratio_is_the_median_of_neighbouring_runs():
     assert (row["ratio"], row["ratio_range"]) == (3.0, [2.0, 9.0])
     assert row["gateway"]["cpu_us"] == 60
     assert table_of({"workloads": {"small": row}}).row_count == 1
+
+
+def test_the_cost_of_limits_is_measured_for_every_case():
+    """A short run: every case has a number."""
+    rows = {row["limits"]: row["1 least"] for row in limits_cost.rows_of(repeats=1, num=200)}
+    assert set(rows) == set(limits_cost.CASES)
+    assert min(rows.values()) > 0

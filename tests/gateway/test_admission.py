@@ -20,6 +20,7 @@ from gateway.settings import LanesSection
 from gateway.turned_away import NoTurn
 from policies.caps import CapLimits
 from policies.entry import Entry
+from policies.fair_settings import FairSettings
 from policies.lane import Lane
 from policies.lease_table import LeaseTable
 from policies.leases import SoleHoldings
@@ -232,6 +233,103 @@ async def test_a_full_lane_refuses_and_leaves_nothing():
         one.enter("e", Lane.BULK)
         await settle()
         assert one.held == (1, 3)
+
+
+async def test_a_flood_fills_no_other_tenants_place():
+    """A's ten thousand fill the lane: its next is refused as its own; B is queued and soon served, A's newest gives way."""
+    async with waiting(interactive={"queue": 10_000}) as one:
+        tickets = [one.dispatch.enter(one.entry(f"a{number}", tenant="a")) for number in range(10_001)]
+        assert one.held == (1, 10_000)
+        with pytest.raises(Refused, match=r"^this project's own share .* is full: 10000 of its requests are waiting$"):
+            one.dispatch.enter(one.entry("a", tenant="a"))
+        assert one.held == (1, 10_000)
+        entry = one.entry("b", tenant="b")
+        b = one.dispatch.enter(entry)
+        assert one.held == (1, 10_000)
+        assert one.dispatch.place_of(entry)[0] == 1
+        problem = tickets[-1].exception().problem
+        assert (problem.status, problem.code, problem.outcome) == (429, "queue_full", Outcome.REFUSED)
+        assert problem.retry_after_s >= 1
+        assert "this project's own share" in problem.message
+        assert "9999 of its requests are waiting" in problem.message
+        while not b.done():  # a flow's first is passed for others' hits a few times at most
+            served = [ticket for ticket in tickets[:-1] if ticket.done()]
+            assert len(served) <= 1 + FairSettings().skips
+            served[-1].result().cost = 1.0
+            one.dispatch.end(served[-1].result())
+        one.dispatch.close()
+        assert {ticket.exception().problem.code for ticket in tickets[len(served) : -1]} == {"stopping"}
+        one.dispatch.end(b.result())
+
+
+async def test_places_are_divided_among_those_who_want_them():
+    """Two floods by weight; who comes later with one request is never refused."""
+    async with waiting(interactive={"queue": 31}) as one:
+        one.enter("first")
+        for number in range(50):
+            one.enter(f"a{number}", tenant="a", weight=2.0)
+            one.enter(f"b{number}", tenant="b", weight=1.0)
+            await settle()
+        for tenant in "cd":
+            one.enter(tenant, tenant=tenant)
+        await settle()
+        live = [name for name, task in one.tasks.items() if not task.done()]
+        assert Counter(name[0] for name in live) == {"f": 1, "a": 19, "b": 10, "c": 1, "d": 1}
+        for task in one.tasks.values():
+            if task.done():
+                assert task.exception().problem.code == "queue_full"
+        assert one.held == (1, 31)
+
+
+async def test_who_finds_a_seat_pushes_nobody_out():
+    """The flood waits at its cap and fills the lane; another tenant is served at once, and takes no place."""
+    async with waiting(seats=2, interactive={"queue": 3}) as one:
+        for number in range(4):
+            one.enter(f"a{number}", tenant="a", batch_cap=1)
+        await settle()
+        assert one.held == (1, 3)
+        one.enter("b", tenant="b")
+        await settle()
+        assert one.order == ["a0", "b"]
+        assert one.held == (2, 3)
+
+
+async def test_who_is_shed_pushes_nobody_out():
+    """A newcomer that may not wait must not cost anybody else its place."""
+    lanes = {lane.value: {"max_wait_s": 10.0, "reserved_seats": 0, "queue": 2} for lane in Lane}
+    async with waiting(**lanes) as one:
+        one.enter("holds")
+        one.enter("waits")
+        for number in range(2):
+            one.enter(f"bulk{number}", Lane.BULK, tenant="a")
+        await settle()
+        await one.pass_time(6)
+        assert (await refusal_of(one.enter("other", Lane.BULK, tenant="b"))).code == "shed"
+        assert (await refusal_of(one.enter("own", Lane.BULK, tenant="a"))).code == "queue_full"
+        assert one.held == (1, 3)
+
+
+@pytest.mark.parametrize("is_cancelled_first", [True, False])
+async def test_pushed_out_in_the_turn_of_the_loop_in_which_its_client_leaves(is_cancelled_first):
+    """In either order it ends once, cancelled, and its place is the other tenant's."""
+    async with waiting(interactive={"queue": 2}) as one:
+        for name in ("holds", "waits", "newest"):
+            one.enter(name, tenant="a")
+        await settle()
+        newest = one.tasks["newest"]
+        if is_cancelled_first:
+            newest.cancel()
+        entry = one.entry("b", tenant="b")
+        granted = one.dispatch.enter(entry)
+        newest.cancel()
+        assert one.held == (1, 2)
+        await settle()
+        assert newest.cancelled()
+        assert one.held == (1, 2)
+        await one.release("holds")
+        await settle()
+        assert granted.done() != one.tasks["waits"].has_turn.is_set()
+        one.dispatch.leave(entry, granted)
 
 
 async def test_a_lane_without_a_queue_serves_or_refuses():

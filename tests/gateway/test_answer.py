@@ -50,6 +50,21 @@ async def test_the_first_content_commits_the_headers(sink, make):
     assert sink.endings == ["end"]
 
 
+@pytest.mark.parametrize("way", ["stream", "whole", "fail"])
+async def test_late_headers_are_made_when_they_are_committed(sink, make, way):
+    """P20: they tell how things stand then, and are asked for once."""
+    one, stands = make(), iter(["then", "too late"])
+    one.late_headers = lambda: [(b"x-ratelimit-remaining-tokens", next(stands).encode())]
+    if way == "stream":
+        one.write(event(b"1"))
+        one.end_stream()
+    elif way == "whole":
+        one.whole(200, b"{}", [])
+    else:
+        one.fail(PROBLEM)
+    assert sink.headers[b"x-ratelimit-remaining-tokens"] == b"then"
+
+
 async def test_a_silent_stream_commits_soon_after_admission(sink, make, monkeypatch):
     """P05: with what the stage it is in has to say."""
     monkeypatch.setattr(module, "COMMIT_AFTER_S", 0.001)

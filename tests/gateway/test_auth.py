@@ -8,6 +8,7 @@ import structlog
 
 from gateway.auth import AuthFailure, AuthFailureKind, Directory
 from policies.lane import Lane
+from policies.meters import Moment
 from policies.quota import Quotas, Rejected
 from policies.sqlite_store import SqliteStore
 from policies.store import Level, NewKey, StoreError
@@ -169,7 +170,7 @@ async def test_nan_written_straight_into_the_store_refuses_requests(tmp_path, st
     with structlog.testing.capture_logs() as logs:
         await directory.refresh()
     principal = directory.authenticate(bearer(secret.text), START)
-    assert isinstance(Quotas().reserve(principal.tenant, Lane.INTERACTIVE, 1.0), Rejected)
+    assert isinstance(Quotas().reserve(principal.tenant, Lane.INTERACTIVE, Moment(1.0, 1.0)), Rejected)
     assert [(log["event"], log["subject"]) for log in logs] == [("directory.limits_unusable", project.id)]
 
 

@@ -9,6 +9,7 @@ from structlog.testing import capture_logs
 from gateway.settings import TimeoutSection
 from tests.gateway.client import CHAT, COMPLETIONS
 from tests.gateway.kit import chat, completion
+from tests.gateway.stream_replies import ROLE, streamed, token
 from tests.scripted_engine import Cut, Reply, answer, status
 
 both_ways = pytest.mark.parametrize("way", ["hot", "asgi"], indirect=True)
@@ -97,10 +98,28 @@ async def test_an_abandoned_stream_is_recorded_with_what_it_had(launch, leave):
     assert (record.outcome, record.num_chunks, record.attempts) == ("client_gone", 2, 1)
     assert record.ttft_s is not None
     assert record.project == gateway.project
+    decision = gateway.parts.recorder.find(record.request_id)[1]
+    told = (record.prompt_tokens, record.cached_tokens, record.completion_tokens, record.is_estimated)
+    assert told == (decision.prompt_tokens, decision.hit_tokens, 2, True)
 
 
-async def test_leaving_during_prefill_is_recorded_without_tokens(launch):
-    """P37: nothing came yet, and still there is a record."""
+async def test_usage_so_far_is_better_than_an_estimate(launch):
+    """An engine that counts on every chunk has told the prompt; the output is at least the chunks that came."""
+    gateway = await launch()
+    usage = {"prompt_tokens": 9, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 4}}
+    gateway.script(streamed(ROLE, token("a", usage=usage), token("b"), never()))
+    client = await gateway.start(chat(stream=True))
+    await client.until('"b"')
+    client.close()
+    [record] = await gateway.until_recorded(1)
+    assert (record.prompt_tokens, record.cached_tokens, record.completion_tokens) == (9, 4, 2)
+    assert record.is_estimated
+    gateway.parts.recorder.flush()
+    assert 'source="reported"' not in gateway.gateway.metrics.text().decode()
+
+
+async def test_leaving_during_prefill_is_recorded_with_the_prompt_alone(launch):
+    """P37: nothing came yet, and still there is a record, and the prompt is charged."""
     gateway = await launch()
     gateway.script(answer("a", gates={1: never()}))
     client = await gateway.start(chat(stream=True))
@@ -108,6 +127,9 @@ async def test_leaving_during_prefill_is_recorded_without_tokens(launch):
     client.close()
     [record] = await gateway.until_recorded(1)
     assert (record.outcome, record.num_chunks, record.ttft_s) == ("client_gone", 0, None)
+    decision = gateway.parts.recorder.find(record.request_id)[1]
+    assert (record.prompt_tokens, record.completion_tokens, record.is_estimated) == (decision.prompt_tokens, 0, True)
+    assert record.charged_tokens == decision.prompt_tokens
 
 
 @both_ways

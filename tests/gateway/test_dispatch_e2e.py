@@ -7,6 +7,7 @@ from collections import Counter
 import pytest
 
 from gateway.model_queue import ModelQueue
+from routing.seat_control import SeatControl
 from tests.gateway.kit import chat, now
 from tests.scripted_engine import answer
 
@@ -210,6 +211,7 @@ async def test_a_pinned_lane_whose_replicas_are_missing_is_refused_at_once(launc
     gateway = await launch(lanes={"bulk": {"labels": {"pool": "night"}}})
     got = await gateway.post(chat(), headers=BULK)
     assert (got.status, got.code) == (503, "no_replica_not_labelled")
+    assert "the bulk lane goes only to replicas with pool=night" in got.error["message"]
     assert (await gateway.post(chat())).status == 200
 
 
@@ -330,3 +332,53 @@ async def test_a_client_that_leaves_is_charged_for_what_was_made(launch, monkeyp
     await gateway.until_quiet()
     ((_, decision),) = gateway.parts.recorder._remembered.values()
     assert costs == [decision.uncached_tokens + 2 * num_read]
+
+
+async def test_a_flood_fills_no_other_tenants_place_in_the_queue(launch, quick_commit):
+    """The flood's next request is refused as its own; another tenant's waits, and the flood's newest gives way to it.
+
+    Each is told once: a plain request by its status, a stream that has begun by an event. Nothing is counted.
+    """
+    gateway = await launch(**ONE_SEAT | {"lanes": {"interactive": {"reserved_seats": 0, "queue": 3}}})
+    await gateway.limit(gateway.project, '{"rpm": 10}')
+    gate, clients = await fill(gateway, {"flood": gateway.key}, 1)
+    plain = await gateway.start(chat("plain"))
+    await gateway.until(lambda: gateway.in_flight["queued"] == 2)
+    stream = await gateway.start(chat("stream", stream=True))
+    assert (await stream.head())[0] == 200
+    own = await gateway.post(chat("own"))
+    assert (own.status, own.code) == (429, "queue_full")
+    assert "this project's own share of the interactive lane's queue is full: 3 of its" in own.json["error"]["message"]
+    keys = await tenants(gateway, other="{}", third="{}")
+    clients.append(await gateway.start(chat("other"), key=keys["other"]))
+    told = await stream.answer()
+    assert (told.error["code"], told.code, told.is_done) == (429, "queue_full", False)
+    assert re.search(r"own share .* gave up its place; try again in \d+ s$", told.error["message"])
+    clients.append(await gateway.start(chat("third"), key=keys["third"]))
+    gave_way = await plain.answer()
+    assert (gave_way.status, gave_way.code) == (429, "queue_full")
+    assert int(gave_way.header("retry-after")) >= 1
+    assert gave_way.header("x-ratelimit-remaining-requests") == "8", "of the flood's own only two have their places"
+    assert gateway.in_flight["queued"] == 3
+    gate.set()
+    assert [(await client.answer()).status for client in clients] == [200] * 4
+    assert [record.outcome for record in gateway.records].count("refused") == 3
+
+
+async def test_bulk_that_gave_way_to_people_is_first_of_its_tenant_again(launch, monkeypatch):
+    """It was cancelled for others: those that came after it do not overtake it, and its client notices nothing."""
+    too_many = []
+    monkeypatch.setattr(SeatControl, "excess", lambda _seats, _replica: len(too_many))
+    monkeypatch.setattr(SeatControl, "preempt", lambda _seats, _replica, runs: runs[: too_many.pop()])
+    gateway = await launch(**ONE_SEAT)
+    gateway.script(answer("never", gates={0: asyncio.Event()}))
+    clients = [await gateway.start(chat("bulk 0"), headers=BULK)]
+    await gateway.received()
+    for number, (text, headers) in enumerate([("bulk 1", BULK), ("bulk 2", BULK), ("person", [])], start=1):
+        clients.append(await gateway.start(chat(text), headers=headers))
+        await gateway.until(lambda number=number: gateway.in_flight["queued"] == number)
+    too_many.append(1)
+    gateway.parts.bulk_runs.give_way("r1")
+    assert [(await client.answer()).status for client in clients] == [200] * 4
+    assert asked(gateway) == ["bulk 0", "person", "bulk 0", "bulk 1", "bulk 2"]
+    assert Counter(record.attempts for record in gateway.records) == {1: 3, 2: 1}

@@ -1,6 +1,5 @@
 """`warmlane doctor`: every reason why a start would fail."""
 
-import contextlib
 import hashlib
 from dataclasses import replace
 
@@ -9,26 +8,18 @@ import pytest
 from engines.hardware import Gpu, Hardware
 from gateway import doctor
 from gateway.doctor import (
-    Finding,
-    Health,
-    Patient,
     check_config,
     check_hardware,
-    check_home,
     check_llama_library,
     check_models,
-    check_ports,
+    check_plan,
     check_python,
-    check_store,
     examine,
 )
+from gateway.finding import Finding, Health, Patient
 from gateway.home import Home
-from gateway.ports import listen_on
 from gateway.settings import GatewaySection, ReplicaSection, Settings, StoreSection, WorkerSection
-from gateway.stores import opened
-from policies.sqlite_store import SqliteStore
 from tests.engines.gguf.files import gguf
-from tests.redis_server import redis_program, redis_server  # noqa: F401  # fixtures
 
 HARDWARE = Hardware("linux", "x86_64", "AMD EPYC", frozenset({"avx2"}), 2, 8 << 30)
 ANY_PORTS = GatewaySection(port=0, admin_port=0)
@@ -108,9 +99,9 @@ def test_a_library_that_hangs_is_reported(monkeypatch):
 
 def test_every_problem_of_a_configuration_is_a_finding(patient):
     """One look, all of them."""
-    error = "the configuration f.toml cannot be used:\n  gateway.port: too high\n  storee: unknown"
+    error = "f.toml: [gateway] too high\nf.toml: unknown section [storee]"
     findings = list(check_config(replace(patient, config_error=error)))
-    assert [one.detail for one in findings] == ["gateway.port: too high", "storee: unknown"]
+    assert [one.detail for one in findings] == error.splitlines()
     assert health(findings) == [Health.BROKEN] * 2
     (single,) = check_config(replace(patient, config_error="cannot read f.toml"))
     assert single.detail == "cannot read f.toml"
@@ -184,44 +175,47 @@ def test_replicas_alone_need_no_model(patient):
     assert list(check_models(replace(patient, settings=Settings(replicas=(replica,))))) == []
 
 
-def test_a_home_that_cannot_be_used_is_broken(patient, tmp_path):
-    """A file stands in its place."""
-    (tmp_path / "file").write_text("")
-    assert health(check_home(Home(tmp_path / "file"))) == [Health.BROKEN]
-    assert health(check_home(Home(tmp_path / "file" / "below"))) == [Health.BROKEN]
-    assert health(check_home(patient.home)) == [Health.OK]
-    assert not patient.home.path.exists()  # looking makes nothing
+def test_an_engine_that_no_start_wants_need_not_fit(patient):
+    """A gateway for replicas alone runs on any processor."""
+    bare = replace(HARDWARE, cpu_features=frozenset())
+    assert list(check_hardware(bare, is_gguf_wanted=False))[-1].health is Health.NOTE
 
 
-def test_taken_ports_are_broken_unless_our_own_warmlane_has_them(patient):
-    """Running the doctor beside a running Warmlane is no fault."""
-    patient.home.create()
-    with contextlib.closing(listen_on("127.0.0.1", 0, remedy="")) as taken:
-        gateway = GatewaySection(port=taken.getsockname()[1], admin_port=0)
-        settings = patient.settings.model_copy(update={"gateway": gateway})
-        port, admin = check_ports(replace(patient, settings=settings))
-        assert (port.health, admin.health) == (Health.BROKEN, Health.OK)
-        assert "is taken; choose another with --port or WARMLANE_PORT" in port.detail
-        with patient.home.held():
-            port, _ = check_ports(replace(patient, settings=settings))
-            assert port.health is Health.NOTE
-            (home,) = check_home(patient.home)
-            assert home.health is Health.NOTE
+def test_what_a_start_would_run_is_told(patient):
+    """Without port variables too: the ports of the configuration, not those somebody had in mind."""
+    settings = Settings(workers=(WorkerSection(model="m", engine="fake", count=2),))
+    assert [one.detail for one in check_plan(replace(patient, settings=settings))] == [
+        "1 gateway process at 127.0.0.1:8080, admin plane at 127.0.0.1:8081",
+        "2 fake workers with m: 8 seats, 16384 KV tokens, 1 of 2 cores each",
+    ]
+    assert list(check_plan(replace(patient, config_error="bad"))) == []
 
 
-async def test_the_store_is_read_when_there_is_one(patient):
-    """Absent is well, damaged is broken."""
-    patient.home.create()
-    path = patient.home.path / "warmlane.sqlite3"
-    (finding,) = await check_store(patient)
-    assert "made at the first start" in finding.detail
-    assert not path.exists()
-    async with await SqliteStore.open(path) as store:
-        await store.create_organization("demo")
-    (finding,) = await check_store(patient)
-    assert "1 organisations, 0 projects, 0 keys" in finding.detail
-    path.write_bytes(b"this is no database" * 100)
-    assert health(await check_store(patient)) == [Health.BROKEN]
+def test_models_that_do_not_fit_together_are_broken(patient, tmp_path):
+    """Each alone would."""
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(gguf())
+    size = (tmp_path / "a").stat().st_size
+    workers = tuple(WorkerSection(model=name, path=str(tmp_path / name), count=2) for name in ("a", "b"))
+    tight = replace(patient, settings=Settings(workers=workers), hardware=replace(HARDWARE, memory_bytes=size + 1))
+    assert [one.detail for one in check_models(tight) if one.health is Health.BROKEN] == [
+        f"together the model files have {2 * size / 2**30:.1f} GiB, more than the memory"
+    ]
+
+
+def test_a_replica_with_a_workers_name_is_broken(patient):
+    """A start refuses it, after a download."""
+    replica = ReplicaSection(name="worker-1", model="m", engine="vllm", url="http://127.0.0.1:1")
+    settings = Settings(replicas=(replica,), workers=(WorkerSection(model="w", engine="fake"),))
+    broken = [one.detail for one in check_models(replace(patient, settings=settings)) if one.health is Health.BROKEN]
+    assert broken == ["replicas: the name worker-1 belongs to a worker; choose another"]
+
+
+def test_no_room_for_the_demo_model_is_broken(patient, monkeypatch):
+    """The first start would fail in the middle of it."""
+    monkeypatch.setattr(doctor, "free_bytes", lambda _path: 1_000_000)
+    model, _ = check_models(patient)
+    assert (model.health, "only 1 MB left" in model.detail) == (Health.BROKEN, True)
 
 
 async def test_a_whole_examination_of_a_bad_configuration_goes_on(tmp_path):
@@ -232,25 +226,3 @@ async def test_a_whole_examination_of_a_bad_configuration_goes_on(tmp_path):
     assert broken == ["config", "config"]
     assert [one.check for one in findings][:2] == ["python", "libraries"]
     assert "any free one on 127.0.0.1" in [one.detail for one in findings if one.check == "port"]
-
-
-async def test_a_shared_store_is_asked_and_not_written(patient, redis_server):  # noqa: F811
-    """Reachable and empty is well; what lives in it is counted; one that does not answer is broken."""
-
-    def with_store(url):
-        return replace(patient, settings=patient.settings.model_copy(update={"store": StoreSection(url=url)}))
-
-    shared = with_store(redis_server.url)
-    assert health(check_config(shared)) == [Health.OK]
-    (finding,) = await check_store(shared)
-    assert finding.detail == f"{redis_server.url} is made at the first start"
-    with redis_server.client() as client:
-        assert client.dbsize() == 0
-    async with opened(shared.settings.store, patient.home.path) as store:
-        await store.create_organization("demo")
-    (finding,) = await check_store(shared)
-    assert finding.detail == f"{redis_server.url}: 1 organisations, 0 projects, 0 keys"
-    redis_server.kill()
-    (finding,) = await check_store(shared)
-    assert finding.health is Health.BROKEN
-    assert health(check_config(with_store("redis://host:99999999/0"))) == [Health.BROKEN]

@@ -7,6 +7,7 @@ import pytest
 from gateway import fleet
 from gateway.fleet import AnnouncedReplica, Announcement
 from gateway.settings import ConfigError
+from policies.meters import Moment
 from routing.replica import ReplicaState
 from tests.gateway.kit import MODEL, chat
 from tests.scripted_engine import Framing, Reply, answer, status
@@ -216,7 +217,7 @@ async def test_housekeeping_does_not_touch_the_load(launch):
         gateway.gateway.statistics()
         await gateway.parts.directory.refresh()
         gateway.parts.router.pool.expire(0.0)
-        gateway.parts.quotas.expire(0.0)
+        gateway.parts.quotas.expire(Moment(0.0, 0.0))
         after = (replica.num_in_flight, replica.work_tokens, len(replica.shadow), replica.breaker)
         assert after == before
         assert gateway.in_flight["leases"] == 5
@@ -288,3 +289,21 @@ async def test_an_unstreamed_request_on_a_lost_replica_is_answered_by_another(la
     got = await client.answer()
     assert (got.status, got.text) == (200, "second")
     assert not any(connection.relays for connection in gateway.parts.fleet._connections.values())
+
+
+async def test_a_lost_store_is_told_and_known_keys_are_served(launch):
+    """D27: the file is gone, the directory is in memory; restored, all is as before without a restart."""
+    gateway = await launch()
+    path = gateway.store._path
+    away = path.with_name("away")
+    path.rename(away)
+    lost = {"status": "degraded", "reason": f"store lost: {path} was deleted, restore it or restart"}
+    await gateway.until(lambda: gateway.parts.directory.store_lost)
+    answer = await gateway.get("/health/ready", key=None)
+    assert (answer.status, answer.json) == (200, lost)
+    assert (await gateway.post(chat())).status == 200
+    assert (await gateway.post(chat(), key="wl-nobody-knows")).status == 401
+    away.rename(path)
+    await gateway.until(lambda: not gateway.parts.directory.store_lost)
+    assert (await gateway.get("/health/ready", key=None)).json == {"status": "ready"}
+    assert (await gateway.post(chat(), key=await gateway.new_key())).status == 200

@@ -10,9 +10,10 @@ from gateway.model_queue import MarketRules, ModelQueue
 from gateway.turn import NO_CAPS, Absent, Turn, Waiting
 from policies.caps import CapLimits, Caps
 from policies.entry import FOREVER, Entry
-from policies.fair_queue import FairQueue, QueueFull
+from policies.fair_queue import FairQueue
 from policies.fair_settings import FairSettings, LaneRule
 from policies.lane import Lane
+from policies.lane_queue import Overflow
 from policies.leases import SoleHoldings
 from policies.saturation import Saturation, SaturationSettings, Shed, TooLate
 from routing.decision import Absence
@@ -74,7 +75,7 @@ class Market:
     def enter(self, *args, **fields):
         """Queue a request; the entry."""
         entry = self.entry(*args, **fields)
-        assert self.market.enter(entry, self.now) is None
+        self.market.enter(entry, self.now)
         return entry
 
     def serve(self):
@@ -378,13 +379,15 @@ def test_expired_entries_leave_and_hold_nothing():
 
 
 def test_a_lane_holds_no_more_than_its_bound():
-    """The refused entry is nowhere."""
+    """Who leaves is said, and when to come back: one place comes free a second, as long as no drain was seen."""
     one = Market(lanes={lane: LaneRule(bound=2) for lane in Lane})
-    for _ in range(2):
-        one.enter()
-    over = one.entry()
-    assert one.market.enter(over, one.now) == QueueFull(Lane.INTERACTIVE, 2)
-    assert not over.is_waiting
+    first, second = one.enter(), one.enter()
+    assert one.market.queue.overflow(second) is None
+    over = one.enter()
+    assert one.market.queue.overflow(over) == Overflow(over, 3)
+    assert one.market.leave(over, one.now)
+    assert one.market.queue.overflow(first) is None
+    assert [one.market.retry_after_s(Lane.INTERACTIVE, one.now) for _ in range(3)] == [1.0, 2.0, 2.0]
 
 
 def test_load_counts_what_the_lane_may_use():
@@ -414,6 +417,19 @@ def test_kv_pressure_sheds_the_lowest_lane_first():
     assert isinstance(one.market.refusal(bulk, one.now), Shed)
     assert bulk.is_waiting, "a refusal is only said"
     assert one.market.refusal(standard, one.now) is None
+
+
+def test_an_old_flood_sheds_its_own_tenant_alone():
+    """Who floods and has waited nearly as long as may be is sent away; another in the same lane waits its turn."""
+    one = Market()
+    one.enter("flood", lane=Lane.STANDARD)
+    one.serve()
+    one.enter("flood", lane=Lane.STANDARD)
+    one.fleet.now += 250
+    mine, other = one.enter("flood", lane=Lane.STANDARD), one.enter("quiet", lane=Lane.STANDARD)
+    assert isinstance(one.market.refusal(mine, one.now), Shed)
+    assert one.market.refusal(other, one.now) is None
+    assert one.market.refusal(one.enter("quiet", lane=Lane.BULK), one.now), "standard's age is bulk's concern"
 
 
 def test_who_would_come_too_late_is_refused_by_the_measured_drain():

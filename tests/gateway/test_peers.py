@@ -10,7 +10,9 @@ from gateway.settings import Settings
 from gateway.stores import opened
 from policies.lane import Lane
 from policies.leases import SoleHoldings
+from policies.meters import Moment
 from policies.quota import Rejected
+from policies.sole_meters import SoleMeters
 from policies.tenant import Limits, Tenant
 
 
@@ -19,6 +21,11 @@ class Peers(SoleHoldings):
 
     num_gateways = 2
     is_degraded = False
+    is_limits_degraded = False
+
+    def __init__(self):
+        super().__init__()
+        self.meters = SoleMeters()
 
     def share(self, limit):
         """Half of it."""
@@ -56,11 +63,13 @@ async def test_the_metrics_say_how_many_gateways_live_and_are_degraded(store):
     assert not alone.is_degraded()
 
 
-async def test_a_gateway_admits_its_part_of_a_limit(store):
-    """P16: two gateways with a limit of 4 admit 2 each."""
-    quotas = Gateway(Settings(), store, Peers()).parts.quotas
-    tenant = Tenant("p", "o", "0" * 32, Limits(rpm=4))
-    outcomes = [quotas.reserve(tenant, Lane.BULK, 0.0) for _ in range(3)]
+async def test_a_gateway_admits_its_part_of_what_is_in_flight(store):
+    """P16: two gateways with a limit of 4 admit 2 each; rates and budgets are the shared meters' affair."""
+    peers = Peers()
+    quotas = Gateway(Settings(), store, peers).parts.quotas
+    assert quotas.meters is peers.meters
+    tenant = Tenant("p", "o", "0" * 32, Limits(rpm=4, concurrency={Lane.BULK: 4}))
+    outcomes = [quotas.reserve(tenant, Lane.BULK, Moment(0.0, 0.0)) for _ in range(3)]
     assert [isinstance(outcome, Rejected) for outcome in outcomes] == [False, False, True]
 
 

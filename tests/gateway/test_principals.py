@@ -71,7 +71,7 @@ def test_a_principal_ends_with_its_key_or_its_secret(key_ends, secret_ends, ends
     assert the_principal(key_ends=key_ends, secret_ends=secret_ends).expires_at == ends
 
 
-@pytest.mark.parametrize("bad", [b"NaN", b'{"rpm": NaN}', b'{"rpm": "5"}', b'{"rmp": 5}', b'{"tpm": 5}', b""])
+@pytest.mark.parametrize("bad", [b"NaN", b'{"rpm": NaN}', b'{"rpm": "5"}', b'{"rmp": 5}', b'{"tpm": "5"}', b""])
 def test_a_bad_stored_document_closes_its_project_and_is_reported(bad):
     """P15: a bad value in the store makes the limit closed, not open."""
     built = principals_of(snapshot(own=bad))

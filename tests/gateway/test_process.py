@@ -2,13 +2,14 @@
 
 import asyncio
 import signal
+import sys
 
 import pytest
 
 from tests.gateway.client import CHAT
 from tests.gateway.gateway_process import gateway_process
 from tests.gateway.kit import chat, now
-from tests.scripted_engine import ScriptedEngine, answer
+from tests.scripted_engine import ScriptedEngine, answer, within_patience
 
 pytestmark = pytest.mark.e2e
 
@@ -87,7 +88,7 @@ async def test_at_the_end_of_grace_every_stream_gets_an_error_event(path):
         process.stop()
         for client in streams:
             got = await client.answer()
-            assert (got.text, got.error["code"], got.code) == ("a", 503, "stopping")
+            assert (got.text, got.error["code"], got.code) == ("a", 503, "shutting_down")
             assert (got.is_done, got.is_complete) == (False, True)
         await engine.until_idle()
         assert all(request.aborted.is_set() for request in engine.requests)
@@ -123,6 +124,17 @@ async def test_without_work_it_stops_at_once_and_logs_nothing_but_that():
         assert await process.exit_code() == 0
         assert now() - began < 10
         assert {line["event"] for line in process.lines} <= {"replica.moved", "gateway.draining"}
+
+
+async def test_a_gateway_that_comes_back_to_a_lost_store_makes_no_new_one(tmp_path):
+    """D27: an empty store in its place would answer 401 to everybody and hide that the old one is gone."""
+    command = ["-m", "gateway.process", "--home", str(tmp_path), "--control", str(tmp_path / "c.sock"), "--port", "0"]
+    process = await asyncio.create_subprocess_exec(sys.executable, *command, stderr=asyncio.subprocess.PIPE)
+    _, said = await within_patience(process.communicate())
+    path = tmp_path / "warmlane.sqlite3"
+    assert said.decode().splitlines()[-1] == f"store lost: {path} is not there, restore it or restart"
+    assert process.returncode == 1
+    assert not path.exists()
 
 
 async def test_a_client_that_never_reads_does_not_outlast_the_grace():

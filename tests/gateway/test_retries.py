@@ -78,6 +78,21 @@ async def test_an_unstreamed_answer_is_retried_the_same_way(launch, failure):
     assert gateway.records[0].attempts == 2
 
 
+EMPTY = {"id": "x", "object": "chat.completion", "model": "m", "choices": []}
+
+
+async def test_an_unstreamed_answer_without_a_choice_is_the_engines_fault(launch):
+    """An answer that answers nothing is no success: another replica may know better, and a last one is a 502."""
+    gateway = await launch(engines=2)
+    gateway.script(status(200, EMPTY), answer("Hello"), status(200, EMPTY), status(200, EMPTY))
+    assert (await gateway.post(chat())).text == "Hello"
+    got = await gateway.post(chat("again"))
+    assert (got.status, got.code) == (502, "replica_protocol")
+    first, second = await gateway.until_recorded(2)
+    assert (first.outcome, first.attempts) == ("finished", 2)
+    assert second.outcome == "replica_error"
+
+
 async def test_half_an_unstreamed_answer_is_retried(launch):
     """P27: a body that is shorter than it said never reaches the client."""
     gateway = await launch(engines=2)

@@ -9,8 +9,10 @@ import socket
 import stat
 import subprocess
 import sys
+import threading
 import time
 from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import httpx
@@ -51,6 +53,7 @@ def test_up_reaches_an_answer_and_ctrl_c_leaves_nothing(warmlane, tmp_path):
     up = warmlane("up")
     fields = up.until_ready()
     assert list(fields) == ["url", "key", "model", "admin", "admin_token"]
+    assert up.lines == [], "a start without trouble says nothing but the ready line"
     demo = tmp_path / "home" / "demo.json"
     assert json.loads(demo.read_text()) == fields
     assert stat.S_IMODE(demo.stat().st_mode) == 0o600
@@ -62,6 +65,7 @@ def test_up_reaches_an_answer_and_ctrl_c_leaves_nothing(warmlane, tmp_path):
     assert len(up.seen) == 3
     assert up.end(signal.SIGINT) == 0
     assert "Traceback" not in up.stderr
+    assert up.stderr.count('"event":"request.finished"') == 1, "the gateway's line alone, none of a worker"
     assert not (tmp_path / "home" / "run").exists()
 
 
@@ -171,6 +175,61 @@ def test_the_second_signal_ends_it_at_once(warmlane):
         assert up.end(signal.SIGINT) == 0
 
 
+class HangingEngine(BaseHTTPRequestHandler):
+    """Is well; a stream says one word and then nothing more."""
+
+    def do_GET(self):
+        """A probe."""
+        self.send_response(200)
+        self.send_header("content-length", "2")
+        self.end_headers()
+        self.wfile.write(b"{}")
+
+    def do_POST(self):
+        """A chat, until the gateway hangs up."""
+        self.rfile.read(int(self.headers["content-length"]))
+        self.send_response(200)
+        self.send_header("content-type", "text/event-stream")
+        self.end_headers()
+        self.wfile.write(b'data: {"choices":[{"index":0,"delta":{"content":"word"}}]}\n\n')
+        self.rfile.read(1)
+
+    def log_message(self, *_):
+        """Nothing."""
+
+
+@pytest.fixture
+def hanging_engine():
+    """The URL of one, as a configured replica."""
+    with ThreadingHTTPServer(("127.0.0.1", 0), HangingEngine) as server:
+        server.daemon_threads = True
+        thread = threading.Thread(target=server.serve_forever, args=(0.02,))
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+        thread.join()
+
+
+def test_the_second_signal_tells_open_streams_before_it_ends_them(warmlane, hanging_engine):
+    """A second Ctrl-C must not look like a broken connection to the clients."""
+    replica = REPLICA.replace("http://127.0.0.1:9", hanging_engine).replace("far-model", "fake-model")
+    up = warmlane("up", config="[gateway]\ndrain_s = {drain_s}\n" + replica, drain_s=3600)
+    up.until_ready()
+    up.until_replicas([("far", "ready", 0)])
+    body = {"model": "fake-model", "stream": True, "messages": [{"role": "user", "content": "x"}]}
+    headers = {"authorization": f"Bearer {up.fields['key']}"}
+    url = f"{up.fields['url']}/chat/completions"
+    with httpx.stream("POST", url, json=body, headers=headers, timeout=PATIENCE_S) as answer:
+        lines = answer.iter_lines()
+        assert '"word"' in next(lines)
+        up.process.send_signal(signal.SIGINT)
+        up.until_logged("gateway.draining")
+        up.process.send_signal(signal.SIGINT)
+        told = [json.loads(line.removeprefix("data: ")) for line in lines if line]
+    assert [(one["error"]["code"], one["error"]["reason"]) for one in told] == [(503, "shutting_down")]
+    assert up.exit_status() == 0
+
+
 def test_the_drain_time_is_a_bound(warmlane):
     """One signal, a client that never reads: the end comes after the drain time, with exit 0."""
     up = warmlane("up", drain_s=0.2)
@@ -190,7 +249,7 @@ def test_workers_outlive_the_gateway_at_the_end(warmlane):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_before_it_is_ready_ends_it_with_exit_0(warmlane, number):
     """Ctrl-C while the models load."""
-    up = warmlane("up")
+    up = warmlane("up", config=FAKE + '[telemetry]\nlog_level = "debug"\n')
     up.until_logged(".started")
     assert up.end(number) == 0
     assert "Traceback" not in up.stderr
@@ -258,16 +317,30 @@ def test_a_closed_terminal_ends_it_kindly(warmlane):
     assert up.end(signal.SIGHUP) == 0
 
 
-def test_sighup_ends_nothing_and_says_why_nothing_happens(warmlane):
-    """Habit of people who change a configuration; every process lives on."""
+def test_a_changed_configuration_is_reloaded_without_an_end(warmlane, tmp_path):
+    """By signal and by order; every process lives on, a bad file changes nothing, a restarted gateway has the same."""
     up = warmlane("up")
     up.until_ready()
+    file = tmp_path / "config-0.toml"
+    good = file.read_text().replace("drain_s = 5", "drain_s = 6") + REPLICA
+    file.write_text(good)
     for process in (up.process, *up.children()):
         process.send_signal(signal.SIGHUP)
+    up.until_logged('"event":"config.reloaded"')
+    (line,) = [json.loads(line) for line in up.lines if "config.reloaded" in line]
+    assert (line["changed"], line["needs_restart"]) == (["replicas"], ["gateway.drain_s"])
+    assert {one["name"] for one in up.admin("/replicas")["data"]} == {"far", "worker-1", "worker-2"}
+    file.write_text(good + "[gatway]\nport = 1\n")
+    up.process.send_signal(signal.SIGHUP)
     up.until_logged('"event":"config.not_reloaded"')
-    assert "reads its configuration at start only" in up.stderr
-    assert up.chat().status_code == 200
+    assert "unknown section [gatway]; did you mean [gateway]?" in up.stderr
+    up.child("gateway.process").kill()
+    up.until_logged('"event":"gateway.lost"')
+    up.until_replicas([("far", "joining", 0), *READY_BOTH])
+    file.write_text(good.replace(REPLICA, ""))
+    assert up.admin("/config/reload", "POST") == {"changed": ["replicas"], "needs_restart": ["gateway.drain_s"]}
     up.until_replicas(READY_BOTH)
+    assert up.chat().status_code == 200
     assert up.end() == 0
 
 

@@ -122,6 +122,18 @@ def test_gauges_are_read_at_each_scrape_so_removed_replicas_leave_no_series():
     assert "warmlane_replica_seats" not in metrics.text().decode()
 
 
+def test_what_shadow_mode_let_through_is_counted_apart(metrics):
+    """Nobody should be woken by a limit that refuses nothing, and an operator must see what it would have done."""
+    metrics.observe(record(outcome="refused", reason="rpm", limit="project.rpm", status=429))
+    metrics.observe(record(limit="shadow.project.rpm"))
+    metrics.observe(record(limit="shadow.organization.tpm"))
+    metrics.observe(
+        record(outcome="forbidden", reason="model_not_priced", limit="project.model_not_priced", status=403)
+    )
+    for reason in ("rpm", "shadow_rpm", "shadow_tpm", "model_not_priced"):
+        assert value(metrics, "warmlane_limit_refusals_total", reason=reason) == 1
+
+
 def test_the_reference_names_every_counted_metric(metrics):
     """The page is made from this."""
     metrics.observe(

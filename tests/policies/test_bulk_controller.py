@@ -11,6 +11,7 @@ from policies.bulk_controller import BulkController, BulkSettings, ReplicaLoad, 
 from policies.itl_correction import SeenGaps
 
 COST = StepCost(base_s=0.010, per_row_s=0.0002, per_prefill_token_s=0.00005)
+CPU = StepCost(base_s=0.008, per_row_s=0.004, per_prefill_token_s=0.0023)  # no row has room beside others
 
 
 def controller(room: float = 1.0, **changes) -> BulkController:
@@ -18,6 +19,12 @@ def controller(room: float = 1.0, **changes) -> BulkController:
     made = BulkController(BulkSettings(**changes))
     made.correction.room = room
     return made
+
+
+def come_and_go(one: BulkController, at: float) -> None:
+    """One interactive request was there until then."""
+    one.plan(ReplicaLoad(seats=8, interactive=1), CPU, at)
+    one.plan(ReplicaLoad(seats=8), CPU, at)
 
 
 costs = st.builds(StepCost, st.floats(0, 0.1), st.floats(0, 0.02), st.floats(0, 0.001))
@@ -56,23 +63,44 @@ def test_an_engine_that_leaves_bulk_out_gets_all_seats():
     assert (plan.standard, plan.bulk, plan.bulk_now(3)) == (8, 8, 4)
 
 
-def test_all_seats_are_open_only_after_the_hold_off():
-    """People come back: what is admitted in a short pause is still there then."""
+def test_seats_open_one_after_the_other_while_people_are_away():
+    """People come back, and meet what was begun in a pause: few in a short one, all seats in a long one."""
     one = controller()
-    assert one.plan(ReplicaLoad(seats=32), COST, 0.0).bulk == 32
-    one.plan(ReplicaLoad(seats=32, interactive=1), COST, 1.0)
-    assert one.plan(ReplicaLoad(seats=32), COST, 2.0).bulk < 32
-    assert one.plan(ReplicaLoad(seats=32), COST, 2.99).bulk < 32
-    assert one.plan(ReplicaLoad(seats=32), COST, 3.01).bulk == 32
+    assert one.plan(ReplicaLoad(seats=8), CPU, 0.0).bulk == 8
+    come_and_go(one, 1.0)
+    times = (1.49, 1.51, 3.01, 4.01, 8.01, 9.01)
+    assert [one.plan(ReplicaLoad(seats=8), CPU, at).bulk for at in times] == [0, 1, 2, 3, 7, 8]
 
 
-def test_the_hold_off_grows_where_people_were_hurt():
-    """The correction acts on idle times as well: their bulk is what an arrival meets."""
-    one = controller(room=0.1)
-    one.plan(ReplicaLoad(seats=32, interactive=1), COST, 0.0)
-    one.plan(ReplicaLoad(seats=32), COST, 0.1)
-    assert one.plan(ReplicaLoad(seats=32), COST, 9.0).bulk < 32
-    assert one.plan(ReplicaLoad(seats=32), COST, 10.2).bulk == 32
+def test_a_pause_opens_no_seat_while_a_prompt_of_people_waits_to_be_read():
+    """It is no pause: somebody arrived."""
+    one = controller()
+    assert one.plan(ReplicaLoad(seats=8, urgent_reading=1), CPU, 9.0).bulk == 0
+
+
+def test_a_pause_takes_no_seat_that_was_open_beside_people():
+    """Where rows are cheap more of them stand beside people than a short pause would open."""
+    one = controller()
+    come_and_go(one, 0.0)
+    beside = one.plan(ReplicaLoad(seats=32), COST, 0.1).bulk
+    assert [one.plan(ReplicaLoad(seats=32), COST, at).bulk for at in (0.6, 1.6, 2.6)] == [beside, beside, 10]
+    assert beside == 7
+
+
+def test_even_one_seat_opens_in_a_pause():
+    """A replica with few seats has its first one open at once and not in its part of the time."""
+    one = controller()
+    come_and_go(one, 0.0)
+    assert [one.plan(ReplicaLoad(seats=1), CPU, at).bulk for at in (0.49, 0.51, 9.0)] == [0, 1, 1]
+
+
+def test_seats_open_more_slowly_where_people_were_hurt():
+    """The correction acts on pauses as well: their bulk is what an arrival meets. Its first room is no hurt."""
+    narrow, first = controller(room=0.1), BulkController(BulkSettings())
+    for one, slower in ((narrow, 5.0), (first, 1.0)):
+        come_and_go(one, 0.0)
+        times = (0.49 * slower, 0.51 * slower, 7.99 * slower, 8.01 * slower)
+        assert [one.plan(ReplicaLoad(seats=8), CPU, at).bulk for at in times] == [0, 1, 7, 8]
 
 
 def test_a_narrow_room_takes_from_the_slack_and_not_from_the_step():
@@ -179,6 +207,7 @@ def test_most_rows_is_the_largest_that_fits(cost, beside, limit, most):
         {"spoilt_share": 1.0},
         {"chunk_tokens": 0},
         {"hold_off_s": -1.0},
+        {"hold_off_s": 9.0},
     ],
 )
 def test_senseless_settings_are_refused(changes):

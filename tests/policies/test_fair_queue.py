@@ -6,7 +6,7 @@ from collections import Counter
 import pytest
 
 from policies.entry import Entry
-from policies.fair_queue import FairQueue, Place, QueueFull
+from policies.fair_queue import FairQueue, Place
 from policies.fair_settings import FairSettings, LaneRule
 from policies.lane import Lane
 from policies.offer import NoRoom, Offer
@@ -34,7 +34,7 @@ def entry(tenant="a", lane=Lane.INTERACTIVE, request=None, **more) -> Entry:
 
 def pushed(fair, *entries, now=NOW):
     for one in entries:
-        assert fair.push(one, now) is None
+        fair.push(one, now)
     return entries[0] if len(entries) == 1 else entries
 
 
@@ -482,15 +482,44 @@ def test_an_unfinished_scan_is_finished_before_it_starts_over_and_holds_back_low
     assert asked == [f"t{number}" for number in range(9)] + ["t0", "t1", "t2"]
 
 
-def test_a_full_lane_takes_nobody():
-    """The bound is per lane, and reached."""
-    fair = queue(lanes=lanes(bound=2))
-    pushed(fair, entry(), entry(), entry("b", Lane.BULK))
-    refused = entry()
-    assert fair.push(refused, NOW) == QueueFull(Lane.INTERACTIVE, 2)
-    assert not refused.is_waiting
-    fair.pick(offering(), NOW)
-    assert fair.push(refused, NOW) is None
+def test_who_comes_back_has_its_old_place():
+    """It was dispatched before those that came after it, and did nothing wrong; its age counts from its first coming."""
+    fair = queue()
+    first = pushed(fair, entry(request="first", home="r"), now=NOW - 5)
+    fair.settle(fair.pick(offering(), NOW), 0, NOW)
+    pushed(fair, *(entry(request=number, home="r") for number in range(2)), now=NOW + 1)
+    pushed(fair, entry(request="back", home="r", since=first.since), now=NOW + 2)
+    assert fair.oldest_since(Lane.INTERACTIVE) == NOW + 1  # how long it ran is no time in the queue
+    picks = drained(fair, offering(), NOW + 3)
+    assert [(picked.entry.request, picked.queued_s) for picked in picks] == [("back", 1.0), (0, 2.0), (1, 2.0)]
+    assert picks[0].entry.since == NOW - 5
+
+
+def test_who_comes_back_goes_behind_those_that_are_older_still():
+    """One that was overtaken for another's hit, or set aside, came before it."""
+    fair = queue()
+    tried, overtaken, hit = (
+        pushed(fair, entry(request=name), now=NOW + second) for second, name in enumerate(["tried", "overtaken", "hit"])
+    )
+    answers = {tried: NoRoom.ENTRY, overtaken: Offer(0.0, 1), hit: Offer(9.0, 1)}
+    picked = fair.pick(answers.__getitem__, NOW + 3)
+    assert picked.entry is hit
+    fair.settle(picked, 0, NOW + 4)
+    pushed(fair, entry(request="young"), now=NOW + 5)
+    back = [pushed(fair, entry(request=name, since=hit.since), now=NOW + 6) for name in ("hit again", "and again")]
+    fair.wake()
+    order = ["tried", "overtaken", "hit again", "and again", "young"]
+    assert [picked.entry.request for picked in drained(fair, offering(), NOW + 7)] == order
+    assert not any(one.is_waiting for one in back)
+
+
+def test_bulk_that_gave_way_is_lifted_by_the_time_since_it_first_came():
+    """Else who is cancelled for people again and again would never be old enough."""
+    fair = queue(lift_after_s=10.0)
+    pushed(fair, entry("b", Lane.BULK, since=NOW - 9))
+    no_bulk_seats = lambda one: NoRoom.LANE if one.served_as is Lane.BULK else Offer(0, 1)  # noqa: E731
+    assert fair.pick(no_bulk_seats, NOW) is None
+    assert fair.pick(no_bulk_seats, NOW + 1).is_lifted
 
 
 def test_an_expired_entry_leaves_its_lane():

@@ -42,18 +42,94 @@ def test_a_bad_number_inside_concurrency_is_refused_by_name(value):
     assert refusal.value.field in {"concurrency.bulk", "bulk"}
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "tpm", "tokens_per_day", "usd_per_month", "time_zone",
-        "cached_token_discount", "sharing_group", "shadow",
-    ],
-)  # fmt: skip
-def test_a_limit_that_is_not_enforced_yet_is_refused_not_stored(name):
-    """Nobody may believe in a limit that does not hold."""
-    with pytest.raises(LimitsError, match="not enforced by this version") as refusal:
-        doc('{"rpm": 1, "' + name + '": null}')
+@pytest.mark.parametrize("name", ["tpm", "tokens_per_day"])
+@pytest.mark.parametrize("value", NOT_NUMBERS)
+def test_a_token_budget_that_is_not_a_count_is_refused_by_name(value, name):
+    """P15 for the other counts."""
+    with pytest.raises(LimitsError) as refusal:
+        doc('{"models": ["a"], "' + name + '": ' + value + "}")
     assert refusal.value.field == name
+
+
+@pytest.mark.parametrize(
+    "value", ["NaN", "Infinity", "-Infinity", "1e309", '"5"', "true", "1" * 30, "-1", "-0.5", "1e10", "[]", "{}"]
+)
+def test_money_that_is_no_amount_is_refused_by_name(value):
+    """P15: dollars may have decimals, and nothing else that a count may not have."""
+    with pytest.raises(LimitsError) as refusal:
+        doc('{"models": ["a"], "usd_per_month": ' + value + "}")
+    assert refusal.value.field == "usd_per_month"
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("time_zone", '"Mars/Olympus"'),
+        ("time_zone", '"../../etc/passwd"'),
+        ("time_zone", '"Europe"'),
+        ("time_zone", '""'),
+        ("time_zone", "5"),
+        ("cached_token_discount", "1.1"),
+        ("cached_token_discount", "-0.1"),
+        ("cached_token_discount", '"0.5"'),
+        ("shadow", "1"),
+        ("shadow", '"true"'),
+        ("sharing_group", '""'),
+        ("sharing_group", '"a/b"'),
+        ("sharing_group", '"' + "a" * 65 + '"'),
+    ],
+)
+def test_what_is_out_of_its_bounds_is_refused_by_name(field, value):
+    """What cannot be enforced as written is not stored."""
+    with pytest.raises(LimitsError) as refusal:
+        doc('{"rpm": 1, "' + field + '": ' + value + "}")
+    assert refusal.value.field == field
+
+
+@pytest.mark.parametrize("field", ["tpm", "tokens_per_day", "usd_per_month"])
+@pytest.mark.parametrize(
+    ("above", "own", "holds"),
+    [
+        (None, None, None),
+        ("500", None, 500),
+        ("10", "20", 10),
+        ("10", "5", 5),
+        ("0", "5", 0),
+        ("10", "null", 10),
+        ("null", "5", 5),
+    ],
+)
+def test_budgets_are_narrowed_as_counts_are(field, above, own, holds):
+    """The smaller one holds, and null lifts no level above."""
+    levels = [doc("{}" if value is None else '{"' + field + '": ' + value + "}") for value in (above, own)]
+    assert getattr(effective(*levels), field) == holds
+
+
+@pytest.mark.parametrize(
+    ("field", "default", "word", "other"),
+    [
+        ("time_zone", "UTC", "Asia/Tokyo", "Europe/Berlin"),
+        ("shadow", False, True, True),
+        ("sharing_group", None, "team", "others"),
+    ],
+)
+def test_the_lowest_level_that_names_it_decides(field, default, word, other):
+    """What is no amount cannot be narrowed: a project has its own calendar, shadow and group."""
+
+    def level(value):
+        return parse_limits(msgspec.json.encode({} if value is ... else {field: value}))
+
+    for levels, holds in [((..., ...), default), ((word, ...), word), ((word, other), other), ((word, None), default)]:
+        assert getattr(effective(*map(level, levels)), field) == holds
+
+
+@pytest.mark.parametrize(
+    ("above", "own", "holds"), [("{}", "0.5", 0.5), ("0.2", "0.5", 0.2), ("0.5", "0.2", 0.2), ("0.5", "{}", 0.5)]
+)
+def test_the_smallest_discount_holds(above, own, holds):
+    """A bigger one would widen what the level above allows."""
+    levels = [doc(one if one == "{}" else '{"cached_token_discount": ' + one + "}") for one in (above, own)]
+    assert effective(*levels).cached_token_discount == holds
 
 
 @pytest.mark.parametrize(
@@ -224,7 +300,8 @@ def test_the_default_lane_never_stands_above_the_highest_lane(above, own, lanes)
 
 def test_closed_limits_allow_nothing():
     """What stands in for a document that cannot be read must refuse everything."""
-    assert CLOSED.rpm == 0
+    assert (CLOSED.rpm, CLOSED.tpm, CLOSED.tokens_per_day, CLOSED.usd_per_month) == (0, 0, 0, 0)
+    assert not CLOSED.shadow
     assert CLOSED.models == frozenset()
     assert set(CLOSED.concurrency.values()) == {0}
     assert len(CLOSED.concurrency) == len(Lane)
@@ -235,6 +312,9 @@ DOCUMENTS = st.fixed_dictionaries(
     {},
     optional={
         "rpm": COUNTS,
+        "tpm": COUNTS,
+        "tokens_per_day": COUNTS,
+        "usd_per_month": st.none() | st.floats(0, 100),
         "concurrency": st.none() | st.dictionaries(st.sampled_from(["interactive", "standard", "bulk"]), COUNTS),
         "models": st.none() | st.lists(st.sampled_from("abc"), unique=True),
         "max_lane": st.none() | st.sampled_from(["interactive", "standard", "bulk"]),
@@ -248,7 +328,9 @@ def test_a_lower_level_never_widens(above, own):
     """Whatever a project sets, it may do nothing that its organisation's own limits forbid."""
     organization = parse_limits(msgspec.json.encode(above))
     high, low = effective(organization), effective(organization, parse_limits(msgspec.json.encode(own)))
-    assert high.rpm is None or (low.rpm is not None and low.rpm <= high.rpm)
+    for name in ("rpm", "tpm", "tokens_per_day", "usd_per_month"):
+        most, own_most = getattr(high, name), getattr(low, name)
+        assert most is None or (own_most is not None and own_most <= most)
     assert high.models is None or (low.models is not None and low.models <= high.models)
     assert low.max_lane.is_within(high.max_lane)
     for lane, most in (high.concurrency or {}).items():

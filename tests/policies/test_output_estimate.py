@@ -27,6 +27,15 @@ def test_the_mean_follows_what_was_seen():
     assert outputs.expected("b", Lane.BULK) == FIRST_GUESS_TOKENS
 
 
+def test_each_model_is_learned_by_itself():
+    """A tenant's small model may chatter while its large one answers in a word."""
+    outputs = OutputEstimates()
+    for _ in range(60):
+        outputs.observe("a", Lane.BULK, 1000, "small-a")
+    assert outputs.expected("a", Lane.BULK, model="small-a") == pytest.approx(1000, rel=0.01)
+    assert outputs.expected("a", Lane.BULK, model="small-b") == FIRST_GUESS_TOKENS
+
+
 def test_beyond_the_bound_the_flow_that_was_quiet_longest_is_forgotten():
     """The bound is reached and never passed."""
     outputs = OutputEstimates(max_flows=3)

@@ -47,6 +47,16 @@ def test_the_budget_bounds_the_loss_and_refills_by_finished_work():
     assert repr(budget) == "<WasteBudget 1000 left, 1100 wasted of 1001000 finished>"
 
 
+def test_little_is_lost_before_anything_was_finished():
+    """A slow engine with short pauses would lose all it begins for minutes; the whole burst has to be earned."""
+    budget = WasteBudget(PreemptionSettings(share=0.1, burst_tokens=5000, first_tokens=300))
+    assert names(budget.preempt([run("a", 200), run("b", 200)], 9)) == ["a"]
+    budget.earn(1000)
+    assert budget.left_tokens == 200
+    budget.earn(1_000_000)
+    assert budget.left_tokens == 5000
+
+
 def test_none_is_asked_for_none_goes():
     """Zero is a number of rows, too; and without a budget nothing is ever cancelled."""
     assert WasteBudget(PreemptionSettings()).preempt([run("a", 1)], 0) == ()

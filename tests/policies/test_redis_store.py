@@ -121,8 +121,9 @@ async def test_a_role_of_a_later_version_gives_no_right(store, shared_redis, pre
     ("url", "sentence"),
     [
         ("http://127.0.0.1:1", "not supported"),
-        ("redis+sentinel://127.0.0.1", "not supported"),
-        ("rediss+cluster://127.0.0.1", "not supported"),
+        ("redis+other://127.0.0.1", "not supported"),
+        ("redis+sentinel://127.0.0.1", "the name that Sentinel knows the primary by"),
+        ("redis+cluster://127.0.0.1/3", "no databases"),
         ("redis://127.0.0.1:port", "cannot be read"),
         ("redis://127.0.0.1:1/0?max_connections=many", "cannot be used"),
         ("redis://:hush@127.0.0.1:1", "failed"),

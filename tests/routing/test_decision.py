@@ -1,5 +1,7 @@
 """Decisions as receipts: the public JSON, terms that add up, reasons in words."""
 
+import math
+
 import msgspec
 import pytest
 
@@ -53,10 +55,40 @@ def test_every_rule_has_its_sentence():
     """A reason names the replicas it speaks of."""
     decision = Fleet(1).route("hello")
     for why in Why:
-        words = {"chosen": "r1", "passed": "r2", "hit": 10, "prompt": 20}
+        words = {"chosen": "r1", "passed": "r2", "hit": 10, "prompt": 20, "held": "r3 holds 1"}
         assert "r1" in why.value.format(**words)
-    assert decision.reason == "no replica holds a useful part of the prompt; r1 is its home by hash"
+    assert decision.reason.startswith(
+        "no replica that can take it holds any of the 1 prompt tokens; r1 is the prompt's"
+    )
     assert len({reason.value for reason in Rejection}) == len(Rejection)
+
+
+def test_a_hit_too_small_to_decide_is_told_with_its_number():
+    """Whoever looks for a lost hit must see how far from useful it was."""
+    fleet = Fleet(2)
+    fleet.dispatch("system" * 20)  # about 30 tokens
+    decision = fleet.route("system" * 20, "other" * 200)
+    held = max(candidate.fused_tokens for candidate in decision.candidates)
+    share = held / decision.prompt_tokens
+    assert decision.why in {Why.HOME, Why.NEXT_HOME}
+    assert 0 < held < 64
+    assert f" holds about {held} of {decision.prompt_tokens} prompt tokens ({share:.0%}), and only " in decision.reason
+    assert f"only {math.ceil(max(64, decision.prompt_tokens / 4))} (25%, at least 64) would decide; " in decision.reason
+
+
+def test_what_is_not_learned_yet_is_called_assumed():
+    """30 ms of base say something only after a request has shown them."""
+    fleet = Fleet(1)
+    decision = fleet.route("hello")
+    assert decision.reason.endswith("; of r1 assumed, not learned yet: prefill (2000 prompt tokens/s) and base (30 ms)")
+    assert decision.receipt("req-1").candidates[0].assumed == ["prefill", "base"]
+    replica = fleet.pool.get("r1")
+    replica.ttft.observe(10, 0.2)
+    learned_base = fleet.route("hello")
+    assert learned_base.reason.endswith("; of r1 assumed, not learned yet: prefill (2000 prompt tokens/s)")
+    replica.ttft.observe(1000, 0.7)
+    assert fleet.route("hello").candidates[0].assumed == ()
+    assert "assumed" not in fleet.route("hello").reason
 
 
 def test_a_decision_is_frozen_and_outlives_its_replica():

@@ -4,9 +4,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from routing.decision import Why
-from routing.picker import FASTER_FACTOR, USEFUL_SHARE, USEFUL_TOKENS, pick
+from routing.picker import FASTER_FACTOR, pick
 from routing.ring import work_bounds
-from routing.scorers import Row
+from routing.scorers import Row, useful_tokens
 from tests.routing.fleet import Fleet, key_of
 
 PROMPT_TOKENS = 1000
@@ -31,7 +31,7 @@ def test_any_loads_hits_and_scores_give_one_choice_by_a_stated_rule(candidates, 
     key, rows = key_of("system", f"hello {number}"), rows_of(candidates)
     chosen, why, passed = pick(key, PROMPT_TOKENS, replicas, rows)
     assert (chosen, why, passed) == pick(key, PROMPT_TOKENS, replicas, rows)
-    useful = max(USEFUL_TOKENS, USEFUL_SHARE * PROMPT_TOKENS)
+    useful = useful_tokens(PROMPT_TOKENS)
     hits = [hit for _, hit, _ in candidates]
     works = [work for work, _, _ in candidates]
     if why in {Why.HOME, Why.NEXT_HOME}:

@@ -415,7 +415,9 @@ def test_a_pinned_lane_has_only_the_replicas_with_its_labels():
     fleet.pool.move("r3", ReplicaState.DRAINING)
     assert fleet.router.route(query, fleet.now).reason is Absence.NONE_READY
     fleet.pool.remove("r3")
-    assert fleet.router.route(query, fleet.now).reason is Absence.NOT_LABELLED
+    absence = fleet.router.route(query, fleet.now)
+    assert absence.reason is Absence.NOT_LABELLED
+    assert absence.sentence.endswith("labels of this lane: the interactive lane goes only to replicas with pool=night")
 
 
 def test_a_barred_replica_is_waited_for():

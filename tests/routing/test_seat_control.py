@@ -66,7 +66,7 @@ def test_beside_people_few_bulk_requests_are_let_in():
         made.later(REFRESH_EVERY_S)
         assert len(made.fill()) == 0
         assert made.control.statistics()[0].plan.bulk == 0
-    made.later(5.0)
+    made.later(9.0)
     assert len(made.fill()) == 7
 
 
@@ -312,6 +312,22 @@ def test_closed_loop_the_loss_is_within_its_bound_and_the_cost_is_learned(busy):
     cost = simulation.fleet.pool.get("r1").steps.cost
     assert cost.seconds(5, 0) == pytest.approx(GPU.seconds(5, 0), rel=0.1)
     assert cost.seconds(30, 0) == pytest.approx(GPU.seconds(30, 0), rel=0.15)
+
+
+@pytest.mark.parametrize("people_every_s", [0.5, 1.5])
+def test_closed_loop_bulk_goes_on_in_short_pauses_of_a_slow_engine(people_every_s):
+    """No bulk row has room beside people and a pause is over before all seats are open: still bulk is finished.
+
+    Short pauses once had it begin everywhere and lose all that to the next arrival, for minutes.
+    """
+    cpu = StepCost(base_s=0.008, per_row_s=0.004, per_prefill_token_s=0.0023)
+    only = Simulation(cpu, seats=8, controlled=False).run(60.0, people_every_s=None, bulk=(100, 20))
+    options = {"people_every_s": people_every_s, "people": (45, 16)}
+    alone = Simulation(cpu, seats=8, controlled=False).run(200.0, bulk=None, **options)
+    controlled = Simulation(cpu, seats=8).run(200.0, bulk=(100, 20), **options)
+    free = 1.0 - alone.urgent_s / alone.end_s
+    assert controlled.bulk_tokens / controlled.end_s >= 0.15 * free * only.bulk_tokens / only.end_s
+    assert controlled.wasted_tokens <= 0.1 * controlled.bulk_tokens + PreemptionSettings().burst_tokens
 
 
 def test_closed_loop_alone_bulk_gets_all_the_engine_has():

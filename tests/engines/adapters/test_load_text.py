@@ -62,6 +62,8 @@ def test_a_ratio_over_one_is_full():
     body=st.binary(max_size=200) | st.builds(lambda tail: b"vllm:num_requests_running" + tail, st.binary(max_size=40))
 )
 def test_no_body_makes_it_raise(body):
-    """A scrape that answers nonsense must not stop the health loop."""
+    """A scrape that answers nonsense must not stop the health loop: counts are counts and a ratio a ratio, or none."""
     for adapter in ADAPTERS.values():
-        adapter.read_load(body)
+        load = adapter.read_load(body)
+        assert all(count is None or count >= 0 for count in (load.running, load.waiting))
+        assert load.kv_used_ratio is None or 0 <= load.kv_used_ratio <= 1

@@ -191,7 +191,7 @@ class PoolMachine(RuleBasedStateMachine):
         fits = missing <= self.pool.num_free - self.pool.num_free_in(path)
         if fits:
             self.pool.share(path, is_urgent=is_urgent)
-            blocks = [*path, *self.allocate(missing, is_urgent).blocks]
+            blocks = [*path, *self.allocate(missing, is_urgent, path).blocks]
             if is_urgent:
                 self.urgent.update(blocks)
             for index in range(len(path), len(names)):
@@ -204,9 +204,9 @@ class PoolMachine(RuleBasedStateMachine):
         if allocation is not None:
             self.held.append(list(allocation.blocks))
 
-    def allocate(self, num_blocks, is_urgent):
-        """Allocate, and see that nothing urgent went while something of bulk's was left."""
-        before = self.pool.cached_blocks() - {block for blocks in self.held for block in blocks}
+    def allocate(self, num_blocks, is_urgent, path=()):
+        """Allocate, and see that nothing urgent went while something of bulk's was left. `path`: just shared."""
+        before = self.pool.cached_blocks() - {block for blocks in [*self.held, path] for block in blocks}
         allocation = self.pool.allocate(num_blocks, is_urgent=is_urgent)
         if allocation is None:
             return None

@@ -91,9 +91,9 @@ def test_bulk_alone_decodes_all_and_prefills_a_short_step():
 
 
 def test_bulk_alone_prefills_the_smallest_chunk_in_any_case():
-    """However long its decodes take, and only one chunk."""
+    """However long its decodes take, and only one chunk; a small one, for whoever arrives waits it out."""
     sequences = [*(decoding(slot, BULK) for slot in range(30)), seated(400, 0, 30, BULK), seated(400, 0, 31, BULK)]
-    assert granted(budget(), *sequences) == [1] * 30 + [32, 0]
+    assert granted(budget(), *sequences) == [1] * 30 + [8, 0]
 
 
 @pytest.mark.parametrize(("sequence", "share"), [(decoding(1, BULK), 1), (seated(400, 0, 1, BULK), 32)])

@@ -56,6 +56,7 @@ def engines(draw):
         "latency": LatencySettings(
             itl_p95_s=draw(st.sampled_from([None, 0.02])),
             min_chunk_tokens=draw(st.sampled_from([1, 3, 32])),
+            bulk_chunk_tokens=draw(st.sampled_from([1, 8])),
             bulk_patience_s=draw(st.sampled_from([0.0, 0.1, 1e9])),
         ),
     }

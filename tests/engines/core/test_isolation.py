@@ -42,3 +42,15 @@ def test_where_a_row_costs_much_bulk_lives_on_free_time_and_patience():
     assert beside.bulk_tokens >= 0.8 * alone.bulk_tokens * beside.alone_s / 200.0
     lifted = sum(outlook.is_lifted for outlook in beside.outlooks)
     assert lifted <= beside.urgent_s / load.latency.bulk_patience_s + 1
+
+
+@pytest.mark.parametrize("rate", [0.8, 1.6])
+def test_on_a_slow_device_an_arrival_waits_out_no_long_chunk_of_bulk(rate):
+    """A prompt token costs half a row there, so that a chunk is longer than all else that an arrival may wait for."""
+    slow = StepCost(base_s=0.006, per_row_s=0.004, per_prefill_token_s=0.0023)
+    load = Load(rate, 0, (30, 70), (16, 16), (60, 130), (8, 32), cost=slow)
+    without, beside = run(load, 300.0), run(dataclasses.replace(load, bulk=16), 300.0)
+    alone = run(dataclasses.replace(load, rate=0.0, bulk=16), 60.0)
+    assert p95(beside.ttft_s) <= 1.15 * p95(without.ttft_s)
+    assert p95(beside.itl_s) <= 1.15 * p95(without.itl_s)
+    assert beside.bulk_tokens / beside.alone_s >= 0.8 * alone.bulk_tokens / 60.0

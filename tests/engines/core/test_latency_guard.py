@@ -99,6 +99,7 @@ def test_an_unknown_cost_bounds_nothing():
         {"itl_p95_s": float("inf")},
         {"bulk_growth": 0.9},
         {"min_chunk_tokens": 0},
+        {"bulk_chunk_tokens": 0},
         {"bulk_patience_s": -1},
     ],
 )

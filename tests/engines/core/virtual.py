@@ -98,12 +98,19 @@ def run(load: Load, duration_s: float = 300.0, seed: int = 1) -> Measured:
         else:
             measured.urgent_s += seconds
         sampled = [Sampled(7)] * sum(row.samples for row in plan.rows)
-        for delta in scheduler.complete(plan, sampled, now):
-            is_bulk = delta.request_id.startswith("bulk")
-            open_bulk -= is_bulk and delta.finish_reason is not None
-            measured.bulk_tokens += is_bulk
-            if not is_bulk:
-                gaps = measured.ttft_s if delta.num_output == 1 else measured.itl_s
-                gaps.append(now - last_at[delta.request_id])
-                last_at[delta.request_id] = now
+        open_bulk -= _measure(scheduler.complete(plan, sampled, now), now, last_at, measured)
     return measured
+
+
+def _measure(deltas, now, last_at, measured):
+    """Note the tokens of one step; how many bulk requests ended with it."""
+    num_ended = 0
+    for delta in deltas:
+        is_bulk = delta.request_id.startswith("bulk")
+        num_ended += is_bulk and delta.finish_reason is not None
+        measured.bulk_tokens += is_bulk
+        if not is_bulk:
+            gaps = measured.ttft_s if delta.num_output == 1 else measured.itl_s
+            gaps.append(now - last_at[delta.request_id])
+            last_at[delta.request_id] = now
+    return num_ended

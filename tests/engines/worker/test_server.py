@@ -46,6 +46,14 @@ def is_quiet(worker: WorkerProcess) -> bool:
     return load["server_load"] == load["running"] == load["waiting"] == 0
 
 
+def test_a_worker_says_nothing_of_single_requests_unless_asked():
+    """The gateway has the line that an operator reads; a second one for each request is noise."""
+    with WorkerProcess("--engine", "fake") as worker:
+        httpx.post(f"{worker.ready.url}/chat/completions", json=body(max_tokens=2)).raise_for_status()
+        assert worker.stop() == 0
+        assert [line["event"] for line in worker.logs] == ["worker.draining", "worker.drained"]
+
+
 def lines_of(worker: WorkerProcess) -> list[dict]:
     return [line for line in worker.logs if line["event"] == "request.finished"]
 

@@ -206,6 +206,8 @@ async def test_a_failing_store_is_503_and_a_bug_is_500_both_without_inner_words(
         async def projects(self, **_):
             raise RuntimeError("/secret/path")
 
+        organization = project = None
+
     transport = httpx.ASGITransport(create_admin_app(BrokenStore(), control, "t" * 20), raise_app_exceptions=False)
     headers = {"authorization": "Bearer " + "t" * 20}
     async with httpx.AsyncClient(transport=transport, base_url="http://admin", headers=headers) as client:
@@ -216,6 +218,23 @@ async def test_a_failing_store_is_503_and_a_bug_is_500_both_without_inner_words(
             answer = await client.get(f"/admin/v1/{path}")
             assert (answer.status_code, answer.json()["error"]["code"]) == (status, code)
             assert "secret" not in answer.text
+
+
+async def test_a_lost_store_is_503_with_what_to_do(admin, store, project):
+    """D27: a change that could not last is not made, and the operator is told how to come out of it."""
+    path = store._path
+    path.unlink()
+    changes = [
+        ("POST", "organizations", {"name": "late"}),
+        ("POST", "keys", {"name": "late", "project_id": project["id"]}),
+        ("PUT", f"projects/{project['id']}/limits", {"rpm": 1}),
+        ("GET", "organizations", None),
+    ]
+    for method, route, body in changes:
+        answer = await admin.request(method, f"/admin/v1/{route}", json=body)
+        error = answer.json()["error"]
+        assert (answer.status_code, error["code"]) == (503, "store_unavailable")
+        assert error["message"] == f"store lost: {path} was deleted, restore it or restart"
 
 
 async def test_the_openapi_document_has_every_route_and_only_those(admin):

@@ -1,8 +1,13 @@
 """What the admin plane passes on from the gateways, and what it hides of the settings."""
 
+import httpx
 import pytest
 
+from gateway.admin.app import create_admin_app
+from gateway.admin.control_client import ControlError
 from gateway.admin.operations import redacted
+from gateway.admin.wire import ReloadedBody
+from gateway.settings import ConfigError
 
 
 async def test_what_a_gateway_knows_is_passed_on(admin, gateway):
@@ -57,13 +62,33 @@ async def test_explaining_a_route_passes_the_body_and_the_status_on(admin, gatew
     assert gateway.asked[-1] == ("POST", "/routes/explain", b'{"model":"m"}')
 
 
-async def test_a_reload_of_the_configuration_is_refused_with_a_sentence(admin):
-    """It is in the contract and not in this version: not a route that does not exist."""
-    answer = await admin.post("/admin/v1/config/reload")
-    assert (answer.status_code, answer.json()["error"]["code"]) == (501, "not_implemented")
-    assert "reads its configuration at start only" in answer.json()["error"]["message"]
-    document = (await admin.get("/admin/v1/openapi.json")).json()
-    assert "501" in document["paths"]["/admin/v1/config/reload"]["post"]["responses"]
+async def test_a_reload_tells_what_it_found(store, control):
+    """What changed is in force; what needs a restart is told, not done; a bad file is refused with every mistake."""
+    found = [
+        ReloadedBody(("replicas",), ("gateway.port",)),
+        ConfigError("f.toml: [gateway] unknown key"),
+        ControlError("x"),
+    ]
+
+    async def reload():
+        one = found.pop(0)
+        if isinstance(one, Exception):
+            raise one
+        return one
+
+    app = create_admin_app(store, control, "t" * 20, reload=reload)
+    headers = {"authorization": "Bearer " + "t" * 20}
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://a", headers=headers) as client:
+        done, bad, away = [await client.post("/admin/v1/config/reload") for _ in range(3)]
+    assert (done.status_code, done.json()) == (200, {"changed": ["replicas"], "needs_restart": ["gateway.port"]})
+    assert (bad.status_code, bad.json()["error"]["code"]) == (400, "invalid_config")
+    assert bad.json()["error"]["message"] == "f.toml: [gateway] unknown key"
+    assert (away.status_code, away.json()["error"]["code"]) == (503, "gateway_unavailable")
+
+
+async def test_nothing_is_reloaded_where_there_is_no_file(admin):
+    """The settings of a test, say."""
+    assert (await admin.post("/admin/v1/config/reload")).json() == {"changed": [], "needs_restart": []}
 
 
 async def test_metrics_are_prometheus_text(admin, gateway):

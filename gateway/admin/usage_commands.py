@@ -1,0 +1,122 @@
+"""`warmlane usage`: what was used, as a table, as JSON, or exported request by request."""
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from gateway.admin.connection import AdminClient
+from gateway.admin.names import ORGANIZATION, PROJECT, Kind, find_id
+from gateway.admin.options import AsJson, Token, Url, connected
+from gateway.admin.output import one_sentence, write_json, write_table
+from gateway.admin.usage_export import Format, export, pages
+from policies.ledger import Group
+
+usage = typer.Typer(
+    help="What was used, from the ledger.", epilog="Example: warmlane usage --group-by model --from 2026-11-01"
+)
+
+GroupBy = Annotated[Group, typer.Option("--group-by", help="What to sum by.")]
+From = Annotated[
+    str | None, typer.Option("--from", help="Where the period begins, such as 2026-11-01; default 30 days ago.")
+]
+To = Annotated[str | None, typer.Option("--to", help="Where it ends; this day is not in it. Default: now.")]
+ProjectOption = Annotated[str | None, typer.Option("--project", help="Only this project, a name or id.")]
+OrgOption = Annotated[str | None, typer.Option("--org", help="Only this organisation, a name or id.")]
+ModelOption = Annotated[str | None, typer.Option("--model", help="Only this model.")]
+
+_COUNTS = ("requests", "refused", "prompt_tokens", "cached_tokens", "completion_tokens", "charged_tokens", "cost_usd")
+_NAMED: dict[Group, str] = {Group.ORGANIZATION: ORGANIZATION.path, Group.PROJECT: PROJECT.path, Group.KEY: "/keys"}
+
+
+@usage.callback(invoke_without_command=True)
+@one_sentence
+def show_usage(
+    context: typer.Context,
+    *,
+    group_by: GroupBy = Group.PROJECT,
+    since: From = None,
+    until: To = None,
+    project: ProjectOption = None,
+    organization: OrgOption = None,
+    model: ModelOption = None,
+    url: Url = None,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what was used, summed by organisation, project, key, model, lane or day."""
+    if context.invoked_subcommand is not None:
+        return _refuse_options(context)
+    with connected(url, token) as client:
+        query = _query(client, project, organization) | given({"from": since, "to": until, "model": model})
+        rows = client.list_all("/usage", {**query, "group_by": group_by.value})
+        names = {} if as_json or group_by not in _NAMED else _names(client, _NAMED[group_by])
+    if as_json:
+        return write_json({"data": rows})
+    for row in rows:
+        row["name"] = names.get(row["group"])
+        row["cost_usd"] = f"{row['cost_usd']:.6f}"
+    columns = ("group", *(("name",) if names else ()), *_COUNTS)
+    return write_table(rows, columns, empty="nothing was used")
+
+
+@usage.command("export", epilog="Example: warmlane usage export --format csv --out november.csv --from 2026-11-01")
+@one_sentence
+def export_usage(
+    *,
+    out: Annotated[Path, typer.Option("--out", help="The file to write.", dir_okay=False)],
+    kind: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.CSV,
+    since: From = None,
+    until: To = None,
+    project: ProjectOption = None,
+    organization: OrgOption = None,
+    model: ModelOption = None,
+    url: Url = None,
+    token: Token = None,
+    as_json: AsJson = False,
+) -> None:
+    """Write every request of a period to a file, one row each, as long as rows are kept."""
+    with connected(url, token) as client, progress_bar() as progress:
+        query = _query(client, project, organization) | given({"from": since, "to": until, "model": model})
+        expected = sum(row["requests"] for row in client.list_all("/usage", {**query, "group_by": "day"}))
+        task = progress.add_task(f"writing {out.name}", total=expected)
+        num_rows = export(pages(client, query), out, kind, lambda rows: progress.advance(task, rows))
+    if as_json:
+        return write_json({"file": str(out), "rows": num_rows})
+    return typer.echo(f"{num_rows} requests are in {out}")
+
+
+def _refuse_options(context: typer.Context) -> None:
+    """Bad usage for options before a subcommand: they would be believed, and not heard."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            raise typer.BadParameter(f"give the options after `{context.invoked_subcommand}`")
+
+
+def _query(client: AdminClient, project: str | None, organization: str | None) -> dict[str, Any]:
+    """The ids of what people gave."""
+    named: list[tuple[str, Kind, str | None]] = [
+        ("project_id", PROJECT, project),
+        ("organization_id", ORGANIZATION, organization),
+    ]
+    return {name: find_id(client, kind, given) for name, kind, given in named if given is not None}
+
+
+def given(options: dict[str, str | None]) -> dict[str, Any]:
+    """The options that were given."""
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _names(client: AdminClient, path: str) -> dict[str, str]:
+    """What people call what an id stands for."""
+    return {str(item["id"]): str(item["name"]) for item in client.list_all(path)}
+
+
+def progress_bar() -> Progress:
+    """A bar on stderr, where somebody looks."""
+    console = Console(stderr=True)
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*columns, console=console, transient=True, disable=not console.is_terminal)

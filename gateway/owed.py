@@ -1,0 +1,46 @@
+"""What a request owes for: the work that its last attempt really did, as reported or as far as is known."""
+
+from dataclasses import dataclass
+from enum import Enum
+
+from gateway.relay import Relayed
+from policies.prices import Work
+from routing.decision import RouteDecision
+
+
+class Owed(Enum):
+    """Which part of an attempt's work its tenant pays for."""
+
+    NOTHING = "nothing"  # no engine read the prompt, or the work was thrown away for the sake of others
+    DELIVERED = "delivered"  # the engine failed: its prompt and output count if there was any output
+    ALL = "all"  # also a prompt that gave no output yet: whoever leaves early gets no discount
+
+
+@dataclass(slots=True)
+class Done:
+    """What was done. `is_estimated`: no engine said so, it was predicted or counted on the way."""
+
+    work: Work
+    is_estimated: bool
+
+
+NOTHING = Done(Work(0, 0, 0), is_estimated=False)  # one for all: nobody changes it
+
+
+def done(
+    owed: Owed, decision: RouteDecision | None, relayed: Relayed | None, unseen_tokens: int, *, is_complete: bool
+) -> Done:
+    """The work of one attempt. `unseen_tokens`: output that could not be counted, if no engine reports it.
+
+    An engine is believed: prompt tokens that it does not report as cached cost as computed ones.
+    """
+    if decision is None or relayed is None or owed is Owed.NOTHING:
+        return NOTHING
+    if owed is Owed.DELIVERED and relayed.first_content_at is None:
+        return NOTHING
+    usage = relayed.usage
+    if usage is None:
+        output = relayed.num_chunks or unseen_tokens
+        return Done(Work(decision.prompt_tokens, decision.hit_tokens, output), is_estimated=True)
+    output = usage.completion_tokens if is_complete else max(usage.completion_tokens, relayed.num_chunks)
+    return Done(Work(usage.prompt_tokens, usage.cached_tokens or 0, output), is_estimated=not is_complete)

@@ -1,0 +1,137 @@
+"""A configuration read again while all goes on: what changes at once, what waits for a restart; all of it or nothing.
+
+The gateways are told the settings in force, and find them in a file of the supervisor's when they start later: what
+became of the operator's own file meanwhile, good or bad, says nothing to them.
+"""
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from gateway.admin.control_client import ControlError
+from gateway.fleet import api_key
+from gateway.home import HomeError, write_private
+from gateway.settings import ConfigError, Settings
+
+HANDED_NAME = "settings.json"
+_LIVE = frozenset(
+    {
+        "replicas",
+        "telemetry.log_level",
+        "timeouts.first_token_s",
+        "timeouts.idle_s",
+        "timeouts.total_s",
+        "timeouts.keepalive_s",
+        "retries.max_attempts",
+        "lanes.interactive.labels",
+        "lanes.standard.labels",
+        "lanes.bulk.labels",
+    }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Reloaded:
+    """Keys as they stand in the file, a list of sections as one. `changed`: in force now; the others only later."""
+
+    changed: tuple[str, ...]
+    needs_restart: tuple[str, ...]
+
+
+def compare(old: Settings, new: Settings) -> Reloaded:
+    """What differs, told apart by when it can be in force."""
+    before, after = dict(_leaves(old.model_dump())), dict(_leaves(new.model_dump()))
+    differing = [key for key in before | after if before.get(key) != after.get(key)]
+    live = tuple(key for key in differing if key in _LIVE)
+    return Reloaded(live, tuple(key for key in differing if key not in _LIVE))
+
+
+def merged(old: Settings, new: Settings) -> Settings:
+    """The old settings with whatever can change at once taken from the new."""
+    lanes = {
+        name: getattr(old.lanes, name).model_copy(update={"labels": getattr(new.lanes, name).labels})
+        for name in type(old.lanes).model_fields
+    }
+    update: dict[str, Any] = {"replicas": new.replicas, "lanes": old.lanes.model_copy(update=lanes)}
+    for section in ("telemetry", "timeouts", "retries"):
+        names = [key.partition(".")[2] for key in _LIVE if key.startswith(f"{section}.")]
+        values = {name: getattr(getattr(new, section), name) for name in names}
+        update[section] = getattr(old, section).model_copy(update=values)
+    return old.model_copy(update=update)
+
+
+def _leaves(values: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
+    for name, value in values.items():
+        is_labels = name == "labels"  # names of its own choosing: a value like another
+        if isinstance(value, dict) and not is_labels:
+            yield from _leaves(value, (*path, name))
+        else:
+            yield ".".join((*path, name)), value
+
+
+class Reloader:
+    """The settings in force, and how they change. `configured` has the port as it was asked for."""
+
+    def __init__(
+        self,
+        configured: Settings,
+        reread: Callable[[], Settings],
+        tell: Callable[[bytes], Awaitable[None]],
+        handed: Path,
+        *,
+        workers: frozenset[str] = frozenset(),
+    ) -> None:
+        """`reread`: raises `ConfigError`. `tell`: every gateway, raises `ControlError`. `workers`: names taken.
+
+        Writes `handed`, the file for gateways that start. Raises `HomeError`.
+        """
+        self._reread = reread
+        self._tell = tell
+        self._handed = handed
+        self._workers = workers
+        self._reloading = asyncio.Lock()
+        self.settings = configured
+        write_private(handed, configured.model_dump_json())
+
+    async def reload(self) -> Reloaded:
+        """Read the configuration again and put what can be into force, in every gateway or in none.
+
+        Raises `ConfigError` for one that cannot be used, `ControlError` when a gateway did not take it.
+        """
+        async with self._reloading:
+            new = await asyncio.to_thread(self._reread)
+            self._check(new)
+            found, target = compare(self.settings, new), merged(self.settings, new)
+            if found.changed:
+                await self._apply(target)
+            return found
+
+    def _check(self, new: Settings) -> None:
+        for replica in new.replicas:
+            api_key(replica)
+            if replica.name in self._workers:
+                raise ConfigError(f"replicas: the name {replica.name} belongs to a worker that Warmlane starts")
+
+    async def _apply(self, target: Settings) -> None:
+        before = self.settings
+        try:
+            self._take(target)
+            await self._tell(target.model_dump_json().encode())
+        except HomeError as error:
+            raise ControlError(str(error)) from error
+        except ControlError:
+            self._take(before)
+            await self._undo(before)
+            raise
+
+    def _take(self, settings: Settings) -> None:
+        write_private(self._handed, settings.model_dump_json())  # first: a gateway may start at any moment
+        self.settings = settings
+
+    async def _undo(self, before: Settings) -> None:
+        try:
+            await self._tell(before.model_dump_json().encode())
+        except ControlError:
+            return  # the one that does not answer is started again, and finds the old ones
