@@ -6,6 +6,7 @@ from urllib.parse import urlsplit
 
 from pydantic import AfterValidator, BaseModel, Field, model_validator
 
+from policies.audit import AuditKeep
 from policies.tenant import Role
 
 _LOOPBACK = frozenset({"127.0.0.1", "localhost", "::1"})
@@ -52,3 +53,8 @@ class AdminSection(BaseModel, extra="forbid", frozen=True):
         if self.oidc_issuer and not self.oidc_audience:
             raise ValueError("oidc_issuer needs oidc_audience: what the tokens must be for")
         return self
+
+
+def audit_keep(section: AdminSection) -> AuditKeep:
+    """How long and how many entries the audit log keeps."""
+    return AuditKeep(section.audit_days, section.audit_entries)

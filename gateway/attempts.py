@@ -133,11 +133,10 @@ class Attempts:
             story.owed = Owed.NOTHING
             raise
         except ReplicaError as error:
-            is_uncharged = error.fault in _UNCHARGED
-            turn.cost = 0.0 if is_uncharged else self._cost(turn, relay.relayed)
+            turn.cost = 0.0 if error.fault in _UNCHARGED else self._cost(turn, relay.relayed)
             if error.fault is Fault.TIMEOUT and relay.relayed.first_content_at is None and self._is_past(call.deadline):
                 raise deadline_passed() from None  # the client's own haste says nothing of the replica
-            story.owed = Owed.NOTHING if is_uncharged else Owed.DELIVERED
+            story.owed = Owed.DELIVERED
             parts.router.observe_failure(turn.lease, error.fault, parts.clock(), retry_after_s=error.retry_after_s)
             raise
         except asyncio.CancelledError:

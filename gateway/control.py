@@ -216,6 +216,7 @@ def gauges(parts: Callable[[], Parts]) -> Callable[[], GaugeRows]:
         if now.peers is not None:
             yield "warmlane_gateways", {}, now.peers.num_gateways
             yield "warmlane_gateways_degraded", {}, now.peers.is_degraded
+            yield "warmlane_limits_degraded", {}, now.peers.is_limits_degraded
         loads = dict(now.fleet.loads())
         for replica in now.router.pool.statistics().replicas:
             label = {"replica": replica.name}

@@ -6,12 +6,13 @@ tenant what the request really cost.
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from gateway.turn import NO_CAPS, Absent, Turn, Waiting
 from policies.caps import CapLimits, Caps
 from policies.entry import Entry, Picked
 from policies.fair_queue import FairQueue, Place
+from policies.headroom import Headroom, HeadroomSettings
 from policies.lane import Lane
 from policies.leases import Holdings, seats
 from policies.offer import NoRoom, Offer
@@ -29,11 +30,12 @@ MOST_NEAR = 4  # chosen: with more replicas free, seats are not what is scarce
 class MarketRules:
     """What holds for every model. `kv_used_ratio`: what a replica, by name, last said of its KV cache, 0..1.
 
-    `holdings`: the units leased among gateways, None when all are ours.
+    `holdings`: the units leased among gateways, None when all are ours. `headroom`: what floods leave free.
     """
 
     kv_used_ratio: Callable[[str], float] = lambda _name: 0.0
     holdings: Holdings | None = None
+    headroom: HeadroomSettings = field(default_factory=HeadroomSettings)
 
 
 class ModelQueue:
@@ -56,6 +58,7 @@ class ModelQueue:
         self._router = router
         self._caps = caps
         self._rules = rules
+        self._headroom = Headroom(rules.headroom)
         self._unleased: dict[tuple[str, int], None] = {}  # (replica, lane rank) that the lease refused, until a raise
         self._absences: dict[Entry, NoReplica] = {}
         self._now = 0.0
@@ -99,6 +102,7 @@ class ModelQueue:
             turn = self._turn(picked, now)
             if turn is not None:
                 self.num_turns += 1
+                self._headroom.dispatched(picked, now)
                 waiting = self.queue.depth(turn.entry.lane)
                 self.saturation.rate(turn.entry.lane).dispatched(turn.queued_s, waiting, now)
                 yield turn
@@ -178,6 +182,9 @@ class ModelQueue:
             return NoRoom.CAPPED
         query = waiting.query
         barred = self._barred(entry, caps)
+        must_leave = self._headroom.must_leave(entry, self._now)
+        if must_leave:
+            barred |= self._nearly_full(lane)
         if barred or lane is not query.lane:
             query = replace(query, lane=lane, barred=barred)
         decision = self._router.route(query, self._now)
@@ -187,7 +194,17 @@ class ModelQueue:
         if isinstance(decision, NoReplica):
             self._absences[entry] = decision
             return NoRoom.ENTRY
-        return _no_room(decision, entry)
+        reason = _no_room(decision, entry)
+        return NoRoom.FLOW if must_leave and reason is NoRoom.LANE else reason
+
+    def _nearly_full(self, lane: Lane) -> frozenset[str]:
+        """Replicas whose last seats are left to others than a flood."""
+        seats_left = self._rules.headroom.seats
+        return frozenset(
+            replica.name
+            for replica in self._pool.of_model(self.model)
+            if replica.num_free(lane) <= seats_left(replica.seat_limits[lane.rank])
+        )
 
     def _barred(self, entry: Entry, caps: CapLimits) -> frozenset[str]:
         """Replicas that have no seat for this tenant in the lane it is served as: by its cap, or by a lease."""

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from gateway.home import store_path
 from gateway.settings import StoreSection
+from policies.audit import AuditKeep
 from policies.sqlite_store import SqliteStore
 from policies.store import Store
 
@@ -22,15 +23,18 @@ def store_name(section: StoreSection, home: Path) -> str:
 
 
 @contextlib.asynccontextmanager
-async def opened(section: StoreSection, home: Path) -> AsyncIterator[Store]:
-    """The store, made at the first start, closed at the end. Raises `ConfigError`, `StoreError`."""
+async def opened(section: StoreSection, home: Path, keep: AuditKeep = AuditKeep()) -> AsyncIterator[Store]:  # noqa: B008  # frozen
+    """The store, made at the first start, closed at the end. Raises `ConfigError`, `StoreError`.
+
+    `keep`: what its audit log keeps.
+    """
     store: Store
     if section.is_shared:
         from policies.redis_store import RedisStore
 
-        store = await RedisStore.open(section.url)
+        store = await RedisStore.open(section.url, keep=keep)
     else:
-        store = await SqliteStore.open(store_path(section.url, home))
+        store = await SqliteStore.open(store_path(section.url, home), keep=keep)
     try:
         yield store
     finally:

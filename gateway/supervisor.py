@@ -19,9 +19,11 @@ import msgspec
 
 from gateway.admin.app import create_admin_app
 from gateway.admin.control_client import ControlError
+from gateway.admin.oidc import people_of
 from gateway.admin.usage import Usage
 from gateway.admin.wire import ReloadedBody
 from gateway.admin_listener import serving
+from gateway.admin_settings import audit_keep
 from gateway.bootstrap import demo_key
 from gateway.children import Children
 from gateway.launch_plan import Launch
@@ -97,10 +99,11 @@ class Supervisor:
             gateway, handed = planned.settings.gateway, folder / HANDED_NAME
             launch = replace(planned, config=handed)
             async with (
-                opened(launch.settings.store, launch.home.path) as store,
+                opened(launch.settings.store, launch.home.path, audit_keep(launch.settings.admin)) as store,
                 opened_ledger(launch.settings, launch.home.path) as ledger,
                 keeping(ledger, launch.home.path / FOLDER, retention_of(launch.settings.ledger)) as keeper,
                 _children(launch, folder, self._fail) as children,
+                people_of(launch.settings.admin) as people,
             ):
                 names = frozenset(worker.name for worker in launch.workers)
                 tell = children.control.set_settings
@@ -116,6 +119,7 @@ class Supervisor:
                     config=lambda: reloader.settings.model_dump(mode="json"),
                     usage=Usage(ledger, retention_of(launch.settings.ledger)),
                     reload=self.reload,
+                    people=people,
                 )
                 async with serving(app, listener) as admin, children.running(self._force) as tasks:
                     await self._watch([admin, keeper, *tasks], self._say_ready(children, key, admin_url))

@@ -215,8 +215,11 @@ class ReplicaPool:
             lease.insertion = None
 
     def learn_hit(self, lease: Lease, predicted_tokens: int, reported_tokens: int | None) -> None:
-        """Compare a predicted hit with what the engine reported (None: nothing)."""
-        if lease.is_current:
+        """Compare a predicted hit with what the engine reported (None: nothing).
+
+        Not of bulk that the engine keeps apart: it evicts what only bulk has held first, which is no news to people.
+        """
+        if lease.is_current and not lease.is_hidden:
             lease.replica.confidence.observe(predicted_tokens, reported_tokens)
 
     def learn_ttft(self, lease: Lease, uncached_tokens: int, ttft_s: float) -> None:

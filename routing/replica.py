@@ -135,6 +135,11 @@ class Replica:
             return self.num_in_flight - bulk < self.seat_limits[rank] and self.in_flight[rank] < self.lane_seats[rank]
         return self.num_in_flight < self.seat_limits[rank] and self.in_flight[rank] < self.lane_seats[rank]
 
+    def num_free(self, lane: Lane) -> int:
+        """Free seats that a request of this lane may be given, its lane's own bounds apart."""
+        beside = self.in_flight[Lane.BULK.rank] if self.spec.bulk_seats is not None else 0
+        return self.seat_limits[lane.rank] - (self.num_in_flight - beside)
+
     def restart(self, now: float) -> None:
         """For `ReplicaPool` alone: its process is another one. Open leases stay counted until they end."""
         self.shadow.forget()

@@ -105,6 +105,7 @@ def metrics_page() -> str:
     lines += [
         "| `warmlane_gateways` | gauge | none | living gateways, with a shared store |",
         "| `warmlane_gateways_degraded` | gauge | none | gateways whose lease has run out: the shared store is away |",
+        "| `warmlane_limits_degraded` | gauge | none | gateways that decide limits without the shared store |",
         "| `warmlane_queue_depth` | gauge | `model`, `lane` | requests waiting for a seat |",
         "| `warmlane_replica_seats` | gauge | `replica` | seats the gateway may fill |",
         "| `warmlane_bulk_seats` | gauge | `replica` | seats that bulk may hold beside the present interactive work |",

@@ -122,9 +122,10 @@ class ClusterGroup:
             ids = {one: _text(client.execute_command("CLUSTER MYID")) for one, client in ((source, old), (target, new))}
             new.execute_command("CLUSTER SETSLOT", slot, "IMPORTING", ids[source])
             old.execute_command("CLUSTER SETSLOT", slot, "MIGRATING", ids[target])
+            time.sleep(0.05)
             while keys := old.execute_command("CLUSTER GETKEYSINSLOT", slot, 1):
-                time.sleep(0.02)  # a long move, so that calls meet every stage of it
                 old.execute_command("MIGRATE", "127.0.0.1", target.port, "", 0, 5000, "KEYS", *keys)
+                time.sleep(0.25)  # a long move, so that calls meet every stage of it
             for server in (target, source, *self._primaries()):
                 with server.client() as client:
                     client.execute_command("CLUSTER SETSLOT", slot, "NODE", ids[target])

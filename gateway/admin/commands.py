@@ -1,4 +1,4 @@
-"""The admin API from a shell: `warmlane org`, `project`, `key`, `limits`, `replica`, `usage` and `receipt`.
+"""The admin API from a shell: `warmlane org`, `project`, `key`, `limits`, `replica`, `usage`, `audit` and `receipt`.
 
 Mount them with `mount(app)`. Exit code 0 on success, 1 on failure with one sentence on stderr, 2 on bad usage.
 """
@@ -10,12 +10,14 @@ from typing import Annotated, Any
 import typer
 
 from gateway.admin.asking import Item, Listing, Report, asking
+from gateway.admin.audit_commands import audit
 from gateway.admin.connection import AdminClient
 from gateway.admin.limit_commands import limits
-from gateway.admin.names import ORGANIZATION, PROJECT, find_id
+from gateway.admin.names import ORGANIZATION, PROJECT, Kind, find_id
 from gateway.admin.options import segment
 from gateway.admin.usage_commands import usage
 from policies.lane import Lane
+from policies.tenant import Role
 
 org = typer.Typer(help="Organisations: who pays for projects.", no_args_is_help=True)
 project = typer.Typer(help="Projects: what a limit, a key and a cache belong to.", no_args_is_help=True)
@@ -23,7 +25,18 @@ key = typer.Typer(help="Keys: what a client sends.", no_args_is_help=True)
 replica = typer.Typer(help="Replicas: the engines behind the gateway.", no_args_is_help=True)
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_KEY_COLUMNS = ("id", "name", "prefix", "project_id", "max_lane", "created_at", "expires_at", "revoked_at")
+_KEY_COLUMNS = (
+    "id",
+    "name",
+    "prefix",
+    "project_id",
+    "roles",
+    "max_lane",
+    "created_at",
+    "last_used_at",
+    "expires_at",
+    "revoked_at",
+)
 _CANDIDATE_COLUMNS = ("replica", "score_ms", "hit_tokens", "terms_ms", "assumed", "filtered")
 
 
@@ -35,6 +48,7 @@ def _seconds(duration: str) -> int:
 
 Name = Annotated[str, typer.Option("--name", help="What people call it.")]
 KeyId = Annotated[str, typer.Argument(help="The key's id, not its secret.")]
+Cascade = Annotated[bool, typer.Option("--cascade", help="What is in it goes too.")]
 ReplicaName = Annotated[str, typer.Argument(help="The replica's name.")]
 
 
@@ -46,6 +60,7 @@ def mount(app: typer.Typer) -> None:
     app.add_typer(limits, name="limits")
     app.add_typer(replica, name="replica")
     app.add_typer(usage, name="usage")
+    app.command("audit", epilog="Example: warmlane audit --project demo --action limits.set --from 2026-11-01")(audit)
     app.command("receipt", epilog="Example: warmlane receipt req_0123456789abcdef")(receipt)
 
 
@@ -62,6 +77,33 @@ def list_organizations(client: AdminClient) -> Listing:
     """List organisations."""
     items = client.list_all("/organizations")
     return Listing(items, ("id", "name", "created_at"), empty="there are no organisations")
+
+
+@org.command("delete", epilog="Example: warmlane org delete Research --cascade")
+@asking
+def delete_organization(
+    client: AdminClient,
+    organization: Annotated[str, typer.Argument(help="Its name or id.")],
+    cascade: Cascade = False,
+) -> Item:
+    """Delete an organisation that has no projects, or all that is in it."""
+    return Item(_delete(client, ORGANIZATION, organization, cascade))
+
+
+@project.command("delete", epilog="Example: warmlane project delete chat --cascade")
+@asking
+def delete_project(
+    client: AdminClient,
+    project_given: Annotated[str, typer.Argument(metavar="PROJECT", help="Its name or id.")],
+    cascade: Cascade = False,
+) -> Item:
+    """Delete a project that has no usable keys, or its keys too: they are refused at once."""
+    return Item(_delete(client, PROJECT, project_given, cascade))
+
+
+def _delete(client: AdminClient, kind: Kind, given: str, cascade: bool) -> dict[str, Any]:
+    path = f"{kind.path}/{segment(find_id(client, kind, given))}"
+    return client.ask("DELETE", path, query={"cascade": "true"} if cascade else None)
 
 
 @project.command("create", epilog="Example: warmlane project create --org Research --name chat")
@@ -97,6 +139,9 @@ def create_key(
     *,
     project_given: Annotated[str, typer.Option("--project", help="The name or id of its project.")],
     name: Name,
+    roles: Annotated[
+        list[Role] | None, typer.Option("--role", help="What it may do, more than once; default: service.")
+    ] = None,
     max_lane: Annotated[Lane | None, typer.Option("--max-lane", help="The highest lane it may use.")] = None,
     default_lane: Annotated[Lane | None, typer.Option("--default-lane", help="Its lane if a call names none.")] = None,
     expires_in: Annotated[
@@ -105,6 +150,8 @@ def create_key(
 ) -> Item:
     """Create a key. Its secret is shown this once."""
     body: dict[str, Any] = {"name": name, "max_lane": max_lane, "default_lane": default_lane}
+    if roles:
+        body["roles"] = [role.value for role in roles]
     if expires_in is not None:
         body["expires_at"] = int(time.time()) + expires_in
     body["project_id"] = find_id(client, PROJECT, project_given)

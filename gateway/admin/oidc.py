@@ -4,7 +4,8 @@ What is not checked by name is refused: the signature's algorithm is one of a li
 audience, subject and times must all be there and right. No message repeats what a token says.
 """
 
-from collections.abc import Iterator, Mapping
+import contextlib
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -83,6 +84,19 @@ class People:
             )
         except (jwt.PyJWTError, ValueError, TypeError, RecursionError, OverflowError) as error:
             raise TokenRefused(_reason(error)) from error
+
+
+@contextlib.asynccontextmanager
+async def people_of(section: AdminSection) -> AsyncIterator[People | None]:
+    """Everybody of the configured provider, None where there is none. Nothing is asked of it before the first token."""
+    if not section.oidc_issuer:
+        yield None
+        return
+    people = People(section, KeySet(section.oidc_issuer))
+    try:
+        yield people
+    finally:
+        await people.close()
 
 
 def is_token(credential: bytes) -> bool:

@@ -6,6 +6,7 @@ import itertools
 import pytest
 
 from gateway.redis_peers import Burials, RedisPeers
+from policies.meters import Counted, Meter, Moment, Short
 from tests.redis_server import redis_program, redis_server  # noqa: F401  # fixtures
 
 LEASE_S = 0.4
@@ -134,3 +135,40 @@ def test_a_limit_may_change_at_any_time(limit):
     peers.relimit(CAP, limit)
     assert peers.statistics()["resources"] == 0
     assert "1 of 1" in repr(peers)
+
+
+async def take(peers, meter, amount=1):
+    """As the reserve step does: once more after the wait, if it is worth it."""
+    moment = Moment(0.0, 1_700_000_000.0)
+    taken = peers.meters.take(meter, amount, moment)
+    if isinstance(taken, Short) and taken.is_pending and await peers.until_granted(meter, amount):
+        taken = peers.meters.take(meter, amount, moment)
+    return taken
+
+
+async def test_gateways_count_a_rate_together(redis_server):  # noqa: F811
+    """Five requests a minute are five over both, whoever gets them; what one holds unused comes to the other."""
+    meter = Meter("project:p", Counted.REQUESTS, 5)
+    first, second = Gateway(redis_server.url, 1), Gateway(redis_server.url, 2)
+    async with first.peers, second.peers:
+        taken = [await take(one.peers, meter) for one in (first, second, second, second, second, second, first)]
+        assert sum(not isinstance(each, Short) for each in taken) == 5
+        assert not first.peers.is_limits_degraded
+        assert first.peers.meters.statistics()["takes"] + second.peers.meters.statistics()["takes"] == 5
+
+
+async def test_limits_are_decided_in_part_without_the_store_and_money_is_not(redis_server):  # noqa: F811
+    """The documented choice of each limit, told by a gauge, and over when the store is back."""
+    rate = Meter("project:p", Counted.TOKENS, 10_000)
+    money = Meter("project:p", Counted.MONTH_MONEY, 10_000, 1, 4_000_000_000)
+    gateway = Gateway(redis_server.url)
+    async with gateway.peers:
+        for meter in (rate, money):
+            assert not isinstance(await take(gateway.peers, meter, 10), Short)
+        redis_server.pause()
+        await until(lambda: gateway.peers.is_limits_degraded)
+        await until(lambda: isinstance(gateway.peers.meters.take(money, 1, Moment(0.0, 0.0)), Short))
+        assert not isinstance(await take(gateway.peers, rate, 10), Short)
+        redis_server.resume()
+        await until(lambda: not gateway.peers.is_limits_degraded)
+        assert not isinstance(await take(gateway.peers, money, 10), Short)

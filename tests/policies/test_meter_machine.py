@@ -34,7 +34,10 @@ class MeterMachine(RuleBasedStateMachine):
 
     counted = Counted.REQUESTS
 
-    @initialize(limit=st.one_of(st.integers(0, 12), st.integers(0, 60)), offsets=st.lists(st.floats(0, 5000), min_size=4, max_size=4))
+    @initialize(
+        limit=st.one_of(st.integers(0, 12), st.integers(0, 60)),
+        offsets=st.lists(st.floats(0, 5000), min_size=4, max_size=4),
+    )
     def begin(self, limit, offsets):
         self.now = 0.0
         window = (0, 0) if self.counted in {Counted.REQUESTS, Counted.TOKENS} else (UNIX - 9, UNIX + 10**6)
@@ -75,7 +78,11 @@ class MeterMachine(RuleBasedStateMachine):
         take.correct(use[1], self.moment(gateway))
         take.undo(self.moment(gateway))  # a second end changes nothing
 
-    @rule(number=st.integers(0, 3), fate=st.sampled_from(["answered"] * 6 + ["unanswered", "unsent"]), called=st.booleans())
+    @rule(
+        number=st.integers(0, 3),
+        fate=st.sampled_from(["answered"] * 6 + ["unanswered", "unsent"]),
+        called=st.booleans(),
+    )
     def report(self, number, fate, called):
         gateway = self.gateways[number]
         if called:

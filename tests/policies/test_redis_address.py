@@ -70,7 +70,8 @@ def test_any_url_is_an_address_or_a_sentence_without_its_password(rest, scheme, 
     try:
         address = parse_address(f"{scheme}://{login}{rest}")
     except StoreError as error:
-        assert "hush-hush" not in str(error)
-        return
+        sentence = str(error)
+    else:
+        sentence = address.name
     if "@" not in rest and "/" not in rest and "?" not in rest and "#" not in rest:
-        assert "hush-hush" not in address.name
+        assert "hush-hush" not in sentence

@@ -114,7 +114,7 @@ async def test_tokens_that_come_back_are_there_for_others_at_once(shared_redis, 
         assert isinstance(await other.take(meter, 500), Short)
         reserved.correct(10, moment())
         async with asyncio.timeout(5):
-            while isinstance(await other.take(meter, 500), Short):
+            while isinstance(await other.take(meter, 500), Short):  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
 
 
@@ -126,7 +126,7 @@ async def test_without_a_server_nobody_waits_long_and_money_is_refused(prefix):
         assert isinstance(short, Short)
         assert time.monotonic() - began_at < GRANT_S + 1.0
         async with asyncio.timeout(10):
-            while isinstance(await gateway.take(rpm(160)), Short):
+            while isinstance(await gateway.take(rpm(160)), Short):  # noqa: ASYNC110
                 await asyncio.sleep(0.05)
         money = Meter("project:p", Counted.MONTH_MONEY, 1000, 1, 4_000_000_000)
         assert isinstance(await gateway.take(money), Short)
@@ -150,7 +150,7 @@ async def test_an_outage_is_counted_once_when_it_is_over(redis_server, prefix): 
         assert gateway.meters.is_degraded
         redis_server.resume()
         async with asyncio.timeout(10):
-            while gateway.meters.is_degraded:
+            while gateway.meters.is_degraded:  # noqa: ASYNC110
                 await asyncio.sleep(0.02)
         assert len(takes) > 20
     with redis_server.client() as client:

@@ -391,6 +391,17 @@ def test_people_do_not_feel_bulk_that_is_left_out_of_their_steps():
     assert (replica.hidden_work, replica.hidden_tokens, replica.hidden_in_flight) == (0, 0, 0)
 
 
+def test_bulk_that_is_kept_apart_teaches_nothing_about_hits():
+    """Workers evict what only bulk has held first: that its hits fail says nothing of people's."""
+    fleet = Fleet(1, seats=8, bulk_seats=8, capabilities=Capabilities(leaves_bulk_out=True))
+    replica = fleet.pool.get("r1")
+    for lane, is_taught in [(Lane.BULK, False), (Lane.INTERACTIVE, True)]:
+        before = replica.confidence.value
+        with fleet.dispatch(*session(1), lane=lane) as lease:
+            fleet.pool.learn_hit(lease, 1000, 0)
+        assert (replica.confidence.value < before) is is_taught
+
+
 def test_bulk_seats_of_their_own_are_beside_those_of_people():
     """Full of bulk, a worker still takes people up to its seats, and the other way round."""
     fleet = Fleet(1, seats=2, bulk_seats=3, capabilities=Capabilities(leaves_bulk_out=True))

@@ -184,8 +184,8 @@ async def test_an_empty_list_says_so(warmlane, words):
         (("key", "revoke", "../organizations"), "there is no such route"),
         (("project", "create", "--org", "org_none", "--name", "x"), "there is no organization 'org_none'"),
         (("org", "create", "--name", ""), "`$.name`"),
-        (("limits", "set", "proj_none", '{"rpm": NaN}'), "(rpm)"),
-        (("limits", "set", "proj_none", "{"), "not a limits document"),
+        (("limits", "set", "PROJECT", '{"rpm": NaN}'), "(rpm)"),
+        (("limits", "set", "PROJECT", "{"), "not a limits document"),
         (("limits", "set", "proj_none", "--file", "/nowhere"), "cannot read /nowhere"),
         (("key", "create", "--project", "none", "--name", "x"), "no project with the name or id 'none'"),
         (("project", "create", "--org", "none", "--name", "x"), "no organisation with the name or id 'none'"),
@@ -197,9 +197,9 @@ async def test_an_empty_list_says_so(warmlane, words):
         (("org", "list", "--url", "http://127.0.0.1:1"), "cannot be reached"),
     ],
 )
-async def test_a_failure_is_one_sentence_and_exit_1(warmlane, words, sentence):
+async def test_a_failure_is_one_sentence_and_exit_1(warmlane, project, words, sentence):
     """No traceback, nothing on stdout, and the cause in one line."""
-    result = await warmlane(*words)
+    result = await warmlane(*(project["id"] if word == "PROJECT" else word for word in words))
     assert result.exit_code == 1
     assert result.stdout == ""
     assert len(result.stderr.splitlines()) == 1
@@ -246,3 +246,28 @@ def test_every_command_has_help_with_an_example(words):
     assert result.exit_code == 0
     assert "Example: warmlane " + " ".join(words) in " ".join(result.stdout.split())
     assert "--json" in result.stdout
+
+
+async def test_audit_shows_who_changed_what(made, warmlane, project):
+    """The newest first, with filters by name; people see one row each."""
+    await made("limits", "set", "--project", "chat", '{"rpm": 5}')
+    rows = (await made("audit", "--project", "chat"))["data"]
+    assert [one["action"] for one in rows] == ["limits.set", "project.created"]
+    assert (rows[0]["before"], rows[0]["after"], rows[0]["actor_kind"]) == ({}, {"rpm": 5}, "admin_token")
+    assert len((await made("audit", "--limit", "2"))["data"]) == 2
+    assert (await made("audit", "--action", "key.created"))["data"] == []
+    shown = await warmlane("audit", "--subject", project["id"], "--from", "2020-01-01")
+    assert shown.exit_code == 0
+    assert "limits.set" in shown.stdout
+    assert (await warmlane("audit", "--actor", "nobody")).stdout == "nothing was changed\n"
+
+
+async def test_a_key_gets_its_roles_and_a_project_is_deleted_with_it(made, warmlane, project):
+    """`--role` more than once; what is in use goes only with `--cascade`."""
+    key = await made("key", "create", "--project", "chat", "--name", "ops", "--role", "viewer", "--role", "service")
+    assert key["roles"] == ["service", "viewer"]
+    refused = await warmlane("project", "delete", "chat")
+    assert (refused.exit_code, "cascade=true" in refused.stderr) == (1, True)
+    assert (await made("project", "delete", "chat", "--cascade"))["keys"] == [key["id"]]
+    assert (await made("org", "delete", "acme"))["organizations"] == [project["organization_id"]]
+    assert (await made("org", "list"))["data"] == []
