@@ -55,6 +55,23 @@ class AdminSection(BaseModel, extra="forbid", frozen=True):
         return self
 
 
+class AlertsSection(BaseModel, extra="forbid", frozen=True):
+    """Who is told when a budget (`tokens_per_day`, `usd_per_month`) is used to 50, 80 and 100 percent.
+
+    `webhook_url`: gets a POST, signed as Standard Webhooks have it; empty: nobody. `webhook_secret_env`: the
+    environment variable with its secret (`whsec_` and base64, or text).
+    """
+
+    webhook_url: SafeUrl = ""
+    webhook_secret_env: str = ""
+
+    @model_validator(mode="after")
+    def _a_message_is_signed(self) -> Self:
+        if self.webhook_url and not self.webhook_secret_env:
+            raise ValueError("webhook_url needs webhook_secret_env: the variable with the secret that signs")
+        return self
+
+
 def audit_keep(section: AdminSection) -> AuditKeep:
     """How long and how many entries the audit log keeps."""
     return AuditKeep(section.audit_days, section.audit_entries)

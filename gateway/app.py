@@ -23,6 +23,7 @@ from gateway.asgi import InferenceRoute
 from gateway.attempts import caps_of
 from gateway.auth import AuthFailure, Directory
 from gateway.body import Bodies
+from gateway.budget_watch import BudgetWatch
 from gateway.bulk_runs import BulkRuns
 from gateway.control import Control, gauges, statistics
 from gateway.edge import Edge
@@ -30,6 +31,7 @@ from gateway.errors import BUG, Problem
 from gateway.fleet import Fleet
 from gateway.hot import hot_protocol
 from gateway.isolation import CacheIsolation
+from gateway.key_uses import KeyUses
 from gateway.ledger import Books, NoJournal
 from gateway.ledger_keeper import retention_of
 from gateway.lifecycle import Lifecycle
@@ -40,6 +42,7 @@ from gateway.recorder import Recorder
 from gateway.recount import Recount
 from gateway.request import Surface
 from gateway.settings import Settings
+from gateway.webhook import webhook_of
 from observability import logs
 from observability.metrics import Metrics
 from policies.bulk_controller import BulkSettings
@@ -93,9 +96,11 @@ class Gateway:
         journal = books.journal if books is not None else NoJournal()
         self._ledger = books.ledger if books is not None else None
         self.metrics = Metrics(models.names, gauges(lambda: self.parts))
+        self._key_uses = KeyUses(store)
+        recorder = Recorder(self.metrics, journal=journal, on_key_used=self._key_uses.note)
         self.parts = Parts(
             settings=settings,
-            directory=Directory(store, self._on_directory_change),
+            directory=Directory(store, self._on_directory_change, recorder.forget),
             models=models,
             quotas=Quotas() if peers is None else Quotas(peers.meters, peers.share),
             router=router,
@@ -106,11 +111,18 @@ class Gateway:
             outputs=OutputEstimates(),
             seats=self._seats,
             bulk_runs=BulkRuns(self._seats, time.monotonic),
-            recorder=Recorder(self.metrics, journal=journal),
+            recorder=recorder,
             journal=journal,
             peers=peers,
             clock=time.monotonic,
             unix=time.time,
+        )
+        self._budgets = BudgetWatch(
+            self.parts.quotas.meters,
+            self.parts.directory.tenants,
+            store,
+            webhook_of(settings.alerts),
+            self.metrics.budget_reached,
         )
         self._recount: Recount | None = None
         if books is not None and peers is None:  # what several gateways count together outlives each of them
@@ -223,6 +235,8 @@ class Gateway:
                 group.create_task(self.parts.isolation.follow()),
                 group.create_task(self._tidy()),
                 group.create_task(self._steer()),
+                group.create_task(self._key_uses.follow()),
+                group.create_task(self._budgets.follow(self._moment)),
             ]
             if self._recount is not None:
                 keepers.append(group.create_task(self._recount.follow()))

@@ -66,12 +66,20 @@ _FAULTS = {fault: _FAILURES[AuthFailureKind(fault.value)] for fault in Credentia
 class Directory:
     """Every key that may call, as of the last refresh. Empty, so that nobody is let in, until the first `refresh`.
 
-    `on_change`: called when what the store holds has changed and is in force.
+    `on_change`: called when what the store holds has changed and is in force. `on_deleted`: with the ids of projects
+    that were there and are not any more.
     """
 
-    def __init__(self, store: Store, on_change: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        store: Store,
+        on_change: Callable[[], None] = lambda: None,
+        on_deleted: Callable[[frozenset[str]], object] = lambda _: None,
+    ) -> None:
         self._store = store
         self._on_change = on_change
+        self._on_deleted = on_deleted
+        self._projects: frozenset[str] = frozenset()
         self._principals: Principals = {}
         self._tenants: dict[str, Tenant] = {}
         self._revision: int | None = None
@@ -130,7 +138,10 @@ class Directory:
                     log.error("directory.limits_unusable", subject=subject, fault=fault)
                 self._principals, self._revision = built.principals, snapshot.revision
                 self._tenants = built.tenants
+                before, self._projects = self._projects, frozenset(one.id for one in snapshot.projects)
                 self._on_change()
+                if gone := before - self._projects:
+                    self._on_deleted(gone)
             self._read_at = time.monotonic()
             return changed
 

@@ -5,6 +5,7 @@ The hot path only appends; the rest happens a moment later, for many requests at
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import Callable
 from typing import BinaryIO
 
 from gateway.ledger import Journal, NoJournal
@@ -26,8 +27,13 @@ class Recorder:
         log: BinaryIO | None = None,
         max_remembered: int = MAX_REMEMBERED,
         journal: Journal | None = None,
+        on_key_used: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """`journal`: where every record is written down for the ledger, at once; None: nowhere."""
+        """`journal`: where every record is written down for the ledger, at once; None: nowhere.
+
+        `on_key_used`: told the id of the key of each request, with the batch.
+        """
+        self._on_key_used = on_key_used
         self._metrics = metrics
         self._journal = journal or NoJournal()
         self._log = log
@@ -55,11 +61,21 @@ class Recorder:
         if pending:
             for record in pending:
                 self._metrics.observe(record)
+                if record.key:
+                    self._on_key_used(record.key)
             write_records(pending, self._log)
 
     def find(self, request_id: str) -> tuple[RequestRecord, RouteDecision | None] | None:
         """A record among the last `MAX_REMEMBERED`, and its routing decision."""
         return self._remembered.get(request_id)
+
+    def forget(self, projects: frozenset[str]) -> int:
+        """Drop the records of projects that are gone, receipts too; how many there were."""
+        self.flush()
+        gone = [request_id for request_id, (record, _) in self._remembered.items() if record.project in projects]
+        for request_id in gone:
+            del self._remembered[request_id]
+        return len(gone)
 
     def __len__(self) -> int:
         """How many records are remembered."""

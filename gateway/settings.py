@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 
 from engines.adapters import adapter_for
-from gateway.admin_settings import AdminSection
+from gateway.admin_settings import AdminSection, AlertsSection
 from gateway.config_file import read_settings
 from gateway.config_values import HttpUrl, Name, Port, Seconds, UsdPerMillion
 from policies.lane import Lane
@@ -240,6 +240,7 @@ class ConfigFile(Section):
     store: StoreSection = StoreSection()
     ledger: LedgerSection = LedgerSection()
     admin: AdminSection = AdminSection()
+    alerts: AlertsSection = AlertsSection()
     telemetry: TelemetrySection = TelemetrySection()
     timeouts: TimeoutSection = TimeoutSection()
     retries: RetrySection = RetrySection()

@@ -22,6 +22,7 @@ from gateway.ready import Readiness
 from gateway.settings import Settings, load
 from gateway.stores import store_name
 from gateway.supervisor import STOP_SIGNALS, Supervisor, SupervisorError
+from gateway.webhook import webhook_secret
 from gateway.worker_plan import needs_demo_model, plan_workers, wanted_workers
 from observability import logs
 
@@ -49,6 +50,7 @@ def start(request: Request) -> None:
         logs.get().warning("environment.overlooked", reason=sentence)
     for sentence in separation_notes(settings.replicas):
         logs.get().warning("replica.cache_undivided", reason=sentence)
+    webhook_secret(settings.alerts)  # a bad one must not be found by the first alert
     home = Home(request.home)
     home.create()
     with home.held(), contextlib.suppress(_Stopped), _stoppable():

@@ -26,6 +26,7 @@ from gateway.admin_listener import serving
 from gateway.admin_settings import audit_keep
 from gateway.bootstrap import demo_key
 from gateway.children import Children
+from gateway.key_uses import KeyUses, following
 from gateway.launch_plan import Launch
 from gateway.ledger import FOLDER, opened_ledger
 from gateway.ledger_keeper import keeping, retention_of
@@ -109,6 +110,7 @@ class Supervisor:
                 tell = children.control.set_settings
                 reloader = self._reloader = Reloader(self._launch.settings, self._reread, tell, handed, workers=names)
                 key = await demo_key(store, str(launch.home.read_demo().get("key", "")), time.time())
+                uses = KeyUses(store)
                 remedy = "--admin-port or WARMLANE_ADMIN_PORT"
                 listener = listen_on(gateway.admin_host, gateway.admin_port, remedy=remedy)
                 admin_url = reachable_url(gateway.admin_host, listener.getsockname()[1])
@@ -120,9 +122,14 @@ class Supervisor:
                     usage=Usage(ledger, retention_of(launch.settings.ledger)),
                     reload=self.reload,
                     people=people,
+                    on_key_used=uses.note,
                 )
-                async with serving(app, listener) as admin, children.running(self._force) as tasks:
-                    await self._watch([admin, keeper, *tasks], self._say_ready(children, key, admin_url))
+                async with (
+                    serving(app, listener) as admin,
+                    following(uses) as telling,
+                    children.running(self._force) as tasks,
+                ):
+                    await self._watch([admin, keeper, telling, *tasks], self._say_ready(children, key, admin_url))
 
     async def _watch(self, parts: list[asyncio.Task[None]], ready: Coroutine[Any, Any, None]) -> None:
         """Wait for the order to stop; raise what ended a part that should have gone on."""

@@ -44,6 +44,9 @@ class Metrics:
             "Requests refused by a limit, or (shadow_…) let through only by its shadow mode.",
             ["reason"],
         )
+        self._alerts = self._counter(
+            "warmlane_budget_alerts", "Budgets that reached this percentage, once a window.", ["threshold"]
+        )
         self._hits = self._counter("warmlane_prefix_hit_tokens", "Prompt tokens found in a cache.", ["model", "source"])
         self._prompt = self._counter("warmlane_prompt_tokens", "Prompt tokens.", ["model"])
         self._ttft = self._histogram(
@@ -85,6 +88,10 @@ class Metrics:
                 histogram.labels(model, record.lane).observe(value)
         if record.gateway_s is not None:
             self._overhead.observe(record.gateway_s)
+
+    def budget_reached(self, threshold: int) -> None:
+        """A budget reached this percentage, one of a few."""
+        self._alerts.labels(str(threshold)).inc()
 
     def counted(self) -> list[MetricHelp]:
         """What is counted from records, for the reference page."""

@@ -47,6 +47,10 @@ class Names:
         self.audit = self._root + "audit"  # stream: one entry a change
         self.key_uses = self._root + "key_uses"  # hash: key id -> Unix seconds
 
+    def alert(self, alert_id: str) -> str:
+        """There while an alert is being told, or was."""
+        return f"{self._root}alert:{alert_id}"
+
     def items(self, kind: type) -> str:
         """Hash: id -> the item."""
         return self._root + ROOTS[kind]

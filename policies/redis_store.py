@@ -10,15 +10,15 @@ from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Self, TypeVar
 
-from redis.asyncio import Redis
-
 from policies.audit import SYSTEM, AuditEntry, AuditKeep, AuditWanted, Author, Change
-from policies.keys import Secret, new_server_secret
+from policies.keys import Secret
 from policies.redis_audit import AuditStream
 from policies.redis_changes import Changes
+from policies.redis_install import install, together
 from policies.redis_link import RedisLink
+from policies.redis_notes import Notes
 from policies.redis_nudges import nudges
-from policies.redis_rows import VERSION, Names, T, decode, decode_digest
+from policies.redis_rows import Names, T, decode, decode_digest
 from policies.redis_transactions import Transactions, Work
 from policies.store import (
     MAX_PAGE,
@@ -37,14 +37,6 @@ from policies.store import (
 
 R = TypeVar("R")
 
-_NOTE_USES = """
-for i = 1, #ARGV, 2 do
-    local known = tonumber(redis.call('HGET', KEYS[1], ARGV[i]) or '-1')
-    if tonumber(ARGV[i + 1]) > known and redis.call('HEXISTS', KEYS[2], ARGV[i]) == 1 then
-        redis.call('HSET', KEYS[1], ARGV[i], ARGV[i + 1])
-    end
-end
-"""
 SNAPSHOT_S = 5.0  # everything at once; off every request's path
 _LEVELS: dict[Level, type[Organization] | type[Project]] = {Level.ORGANIZATION: Organization, Level.PROJECT: Project}
 
@@ -60,6 +52,7 @@ class RedisStore:
         self._clock = clock
         self._transactions = Transactions(link, names, secret)
         self._audit = audit
+        self._notes = Notes(link, names)
         self._changes = Changes(names, audit)
         self._is_closed = False
 
@@ -77,7 +70,7 @@ class RedisStore:
         try:
             await link.check()
             secret = await link.call(
-                lambda redis: _install(redis, names, link.name), timeout_s=SNAPSHOT_S, key=names.meta
+                lambda redis: install(redis, names, link.name), timeout_s=SNAPSHOT_S, key=names.meta
             )
         except BaseException:
             await link.close()
@@ -167,9 +160,17 @@ class RedisStore:
     async def note_uses(self, used_at: dict[str, int]) -> None:
         """When keys were last used."""
         self._refuse_if_closed()
-        arguments = [part for pair in used_at.items() for part in pair]
-        keys = (self._names.key_uses, self._names.items(Key))
-        await self._link.call(lambda redis: redis.eval(_NOTE_USES, 2, *keys, *arguments), key=self._names.meta)
+        await self._notes.uses(used_at)
+
+    async def claim_alert(self, alert_id: str, until: float) -> bool:
+        """Whether the alert is the caller's to tell until then."""
+        self._refuse_if_closed()
+        return await self._notes.claim(alert_id, until - self._clock())
+
+    async def settle_alert(self, alert_id: str, until: float) -> None:
+        """The alert was told."""
+        self._refuse_if_closed()
+        await self._notes.settle(alert_id, until - self._clock())
 
     async def note_change(self, change: Change, *, by: Author) -> None:
         """One entry of the audit log for a change elsewhere."""
@@ -264,7 +265,7 @@ class RedisStore:
         """The answers, all as of one moment, from the installation that was opened."""
         self._refuse_if_closed()
         secret, *answers = await self._link.call(
-            lambda redis: _together(redis, [("HGET", self._names.meta, "server_secret"), *commands]),
+            lambda redis: together(redis, [("HGET", self._names.meta, "server_secret"), *commands]),
             timeout_s=timeout_s,
             key=self._names.meta,
         )
@@ -282,27 +283,3 @@ def _decoded(kind: type[T], order: list[bytes], items: dict[bytes, bytes]) -> tu
 
 def _with_use(key: Key, used_at: bytes | None) -> Key:
     return key if used_at is None else replace(key, last_used_at=int(used_at))
-
-
-async def _together(redis: Redis, commands: list[tuple[Any, ...]]) -> list[Any]:
-    async with redis.pipeline(transaction=True) as pipe:
-        for command in commands:
-            pipe.execute_command(*command)
-        answers: list[Any] = await pipe.execute()
-        return answers
-
-
-async def _install(redis: Redis, names: Names, name: str) -> bytes:
-    """The server secret of the installation, which the first process of all makes. Raises `StoreError`."""
-    first = {"version": VERSION, "server_secret": new_server_secret(), "revision": 0}
-    *_, (version, secret) = await _together(
-        redis,
-        [
-            *(("HSETNX", names.meta, field, value) for field, value in first.items()),
-            ("HMGET", names.meta, "version", "server_secret"),
-        ],
-    )
-    if int(version) > VERSION:
-        raise StoreError(f"the store {name} has version {int(version)}, this Warmlane knows up to {VERSION}")
-    found: bytes = secret
-    return found

@@ -133,6 +133,14 @@ class SqliteStore:
         """When keys were last used."""
         await self._in_thread(lambda: self._tables.note_uses(used_at))
 
+    async def claim_alert(self, alert_id: str, until: float) -> bool:
+        """Whether the alert is the caller's to tell until then."""
+        return await self._in_thread(lambda: self._tables.claim_alert(alert_id, until))
+
+    async def settle_alert(self, alert_id: str, until: float) -> None:
+        """The alert was told."""
+        await self._in_thread(lambda: self._tables.settle_alert(alert_id, until))
+
     async def note_change(self, change: Change, *, by: Author) -> None:
         """One entry of the audit log for a change elsewhere."""
         await self._in_thread(lambda: self._tables.note_change(change, by))

@@ -160,6 +160,18 @@ class Tables:
         with self._transaction():
             self._connection.executemany(_NOTE_USE, used_at.items())
 
+    def claim_alert(self, alert_id: str, until: float) -> bool:
+        """Whether nobody had it; those whose time is over are dropped."""
+        with self._transaction():
+            self._execute("DELETE FROM alerts WHERE until <= ?", self._clock())
+            found = self._execute("INSERT OR IGNORE INTO alerts (id, until) VALUES (?, ?)", alert_id, until)
+            return found.rowcount == 1
+
+    def settle_alert(self, alert_id: str, until: float) -> None:
+        """Nobody gets it until then."""
+        with self._transaction():
+            self._execute("INSERT OR REPLACE INTO alerts (id, until) VALUES (?, ?)", alert_id, until)
+
     def note_change(self, change: Change, by: Author) -> None:
         """One entry of the audit log for something that is not in this store."""
         with self._transaction():

@@ -229,6 +229,14 @@ class Store(Protocol):
         """When keys (by id) were last used, Unix seconds; a later time that is known stays. Raises no revision."""
         ...
 
+    async def claim_alert(self, alert_id: str, until: float) -> bool:
+        """Whether the alert is the caller's to tell until this Unix second: nobody else has it or told it."""
+        ...
+
+    async def settle_alert(self, alert_id: str, until: float) -> None:
+        """The alert was told: nobody gets it until this Unix second."""
+        ...
+
     async def note_change(self, change: Change, *, by: Author) -> None:
         """Write to the audit log what was changed outside of the store."""
         ...

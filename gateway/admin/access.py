@@ -65,8 +65,14 @@ class Door:
     """Tells who is calling. `people`: None where no OpenID provider is configured. `clock`: Unix seconds."""
 
     def __init__(
-        self, store: Store, admin_token: str, people: People | None = None, clock: Callable[[], float] = time.time
+        self,
+        store: Store,
+        admin_token: str,
+        people: People | None = None,
+        clock: Callable[[], float] = time.time,
+        on_key_used: Callable[[str], None] = lambda _: None,
     ) -> None:
+        self._on_key_used = on_key_used
         self._store = store
         self._digest = hashlib.sha256(admin_token.encode()).digest()
         self._people = people
@@ -115,7 +121,10 @@ class Door:
             return NOBODY
         place = Place(opened.project.organization_id, opened.project.id)
         grants = grants_of_key(opened.key.roles - {Role.SERVICE}, place)
-        return Caller(ActorKind.KEY, opened.key.id, grants, request_id) if grants else NOBODY
+        if not grants:
+            return NOBODY
+        self._on_key_used(opened.key.id)
+        return Caller(ActorKind.KEY, opened.key.id, grants, request_id)
 
 
 class Places:

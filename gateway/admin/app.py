@@ -50,11 +50,12 @@ def create_admin_app(
     usage: Usage | None = None,
     reload: Reload = nothing_to_reload,
     people: People | None = None,
+    on_key_used: Callable[[str], None] = lambda _: None,
 ) -> Starlette:
     """The admin plane. `config`: the settings in force as plain values, for GET /config. `clock`: Unix seconds.
 
     `reload`: reads them again. `usage`: what the ledger tells; None where there is none. `people`: those of the OpenID
-    provider, None where there is none; the caller closes it.
+    provider, None where there is none; the caller closes it. `on_key_used`: told the id of a key that came in.
 
     Raises `ValueError` for a token that no request could carry: empty, too long, or not visible ASCII.
     """
@@ -63,7 +64,7 @@ def create_admin_app(
     endpoints = admin_endpoints(store, control, config, clock, usage, reload=reload)
     app = Starlette(
         routes=_routes(endpoints, Places(store)),
-        middleware=[Middleware(CallerRequired, door=Door(store, admin_token, people, clock))],
+        middleware=[Middleware(CallerRequired, door=Door(store, admin_token, people, clock, on_key_used))],
         exception_handlers=_EXCEPTIONS,
     )
     # /health/live and /health/live/ are different paths: a redirect would answer before the method is known.

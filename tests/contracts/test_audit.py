@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from policies import redis_audit
 from policies.audit import SYSTEM, ActorKind, AuditKeep, AuditWanted, Author, Change
 from policies.lane import Lane
 from policies.redis_store import RedisStore
@@ -244,3 +245,52 @@ def test_an_audit_log_that_keeps_nothing_is_refused():
         with pytest.raises(ValueError, match="at least"):
             AuditKeep(**wrong)
     assert SYSTEM.kind is ActorKind.SYSTEM
+
+
+async def test_an_alert_is_claimed_once_and_not_again_once_it_is_told(store, reopen, clock):  # noqa: F811
+    """By whichever process asks first; it raises no revision."""
+    before = await store.revision()
+    until = clock.now + 60
+    async with opened(reopen) as other:
+        assert await store.claim_alert("alert_1", until)
+        assert not await store.claim_alert("alert_1", until)
+        assert not await other.claim_alert("alert_1", until)
+        assert await other.claim_alert("alert_2", until)
+        await store.settle_alert("alert_1", until + 1000)
+        assert not await other.claim_alert("alert_1", until)
+    assert await store.revision() == before
+
+
+async def test_a_claim_that_nobody_settles_ends_by_itself(tmp_path, clock):  # noqa: F811
+    """In SQLite by our clock (Redis ends it by its own)."""
+    async with opened(lambda: SqliteStore.open(tmp_path / "s.sqlite3", clock)) as one:
+        assert await one.claim_alert("alert_1", clock.now + 60)
+        clock.now += 60
+        assert await one.claim_alert("alert_1", clock.now + 60)
+
+
+async def test_a_filter_that_finds_little_looks_at_a_bounded_part_and_goes_on(short, monkeypatch):
+    """In Redis a page may be short, even empty; following the cursors finds everything once."""
+    monkeypatch.setattr(redis_audit, "_STEP", 2)
+    monkeypatch.setattr(redis_audit, "MAX_SCANNED", 4)
+    async with opened(lambda: short("redis", AuditKeep())) as one:
+        wanted = await one.create_organization("wanted")
+        for number in range(9):
+            await one.create_organization(f"o{number}")
+        found, pages, after = [], 0, None
+        while True:
+            page = await one.audit(AuditWanted(subject_id=wanted.id), limit=5, after=after)
+            found += page.items
+            pages += 1
+            if (after := page.next_after) is None:
+                break
+        assert [entry.change.subject_id for entry in found] == [wanted.id]
+        assert pages == 3
+        everything = []
+        after = None
+        while True:
+            page = await one.audit(ALL, limit=3, after=after)
+            everything += page.items
+            if (after := page.next_after) is None:
+                break
+        assert len({entry.id for entry in everything}) == len(everything) == 10

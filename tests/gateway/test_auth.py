@@ -12,7 +12,7 @@ from policies.meters import Moment
 from policies.quota import Quotas, Rejected
 from policies.sqlite_store import SqliteStore
 from policies.store import Level, NewKey, StoreError
-from policies.tenant import Principal
+from policies.tenant import Principal, Role
 
 START = 1_700_000_000.0
 
@@ -254,3 +254,28 @@ async def test_a_change_is_announced_once_it_is_in_force(store, project):
     await directory.refresh()
     assert len(told) == 3
     assert (told[2].limits.batch_cap, told[2].limits.weight) == ({Lane.BULK: 2}, 4.0)
+
+
+async def test_projects_that_are_gone_are_told_once(store, project):
+    """So that what is remembered of them can be dropped; the first look has nothing to compare with."""
+    deleted = []
+    directory = Directory(store, on_deleted=deleted.append)
+    await directory.refresh()
+    _, secret = await store.create_key(NewKey(project.id, "laptop"))
+    await directory.refresh()
+    assert deleted == []
+    await store.delete_project(project.id, cascade=True)
+    await directory.refresh()
+    await directory.refresh()
+    assert deleted == [frozenset({project.id})]
+    assert failure(directory.authenticate(bearer(secret.text), START)) is AuthFailureKind.UNKNOWN
+
+
+async def test_a_key_that_has_no_service_role_is_nobody_on_the_data_plane(store, project):
+    """An administrator's key opens the admin plane alone, unless it was given both."""
+    _, admin = await store.create_key(NewKey(project.id, "admin", frozenset({Role.PROJECT_ADMIN})))
+    _, both = await store.create_key(NewKey(project.id, "both", frozenset({Role.PROJECT_ADMIN, Role.SERVICE})))
+    directory = Directory(store)
+    await directory.refresh()
+    assert failure(directory.authenticate(bearer(admin.text), START)) is AuthFailureKind.UNKNOWN
+    assert directory.authenticate(bearer(both.text), START).key_name == "both"

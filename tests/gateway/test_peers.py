@@ -1,6 +1,7 @@
 """A gateway among others: what it takes is leased, its limits are parts, and it says how it stands."""
 
 import json
+from types import SimpleNamespace
 
 import pytest
 
@@ -84,6 +85,7 @@ async def test_a_gateway_admits_its_part_of_what_is_in_flight(store):
 )
 async def test_degraded_is_told_and_takes_no_traffic_away(is_ready, is_degraded, told):
     """All gateways lose the store at once: red readiness would take all of them out."""
-    discovery = Discovery(None, None, lambda: is_ready, lambda: 0.0, lambda: is_degraded)
+    directory = SimpleNamespace(store_lost=None)
+    discovery = Discovery(directory, None, lambda: is_ready, lambda: 0.0, lambda: is_degraded)
     response = await discovery.ready(None)
     assert (response.status_code, json.loads(response.body)["status"]) == told

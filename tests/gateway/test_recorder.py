@@ -87,3 +87,25 @@ async def test_memory_is_bounded_and_the_oldest_is_forgotten(metrics):
     assert recorder.find("req_4")[0].request_id == "req_4"
     assert recorder.find("") is None
     assert counted(metrics) == 5
+
+
+async def test_the_records_of_a_deleted_project_are_dropped(metrics):
+    """Its receipts too; what was not counted yet is counted first."""
+    recorder = Recorder(metrics, Log())
+    for number, project in enumerate(("proj_a", "proj_b", "proj_a")):
+        recorder.add(record(number, project=project), None)
+    assert recorder.forget(frozenset({"proj_a"})) == 2
+    assert [recorder.find(f"req_{number}") is None for number in range(3)] == [True, False, True]
+    assert counted(metrics) == 3
+    assert recorder.forget(frozenset({"proj_a"})) == 0
+
+
+async def test_the_key_of_each_request_is_told_with_the_batch(metrics):
+    """Not on the request's path; a request without a key tells nothing."""
+    used = []
+    recorder = Recorder(metrics, Log(), on_key_used=used.append)
+    recorder.add(record(1, key="key_a"), None)
+    recorder.add(record(2), None)
+    assert used == []
+    recorder.flush()
+    assert used == ["key_a"]

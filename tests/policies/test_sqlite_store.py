@@ -6,6 +6,7 @@ import stat
 import pytest
 
 from policies import sqlite_file
+from policies.audit import AuditWanted
 from policies.sqlite_schema import VERSION, why_unusable
 from policies.sqlite_store import SqliteStore
 from policies.store import NewKey, StoreError, StoreLost, UnknownId
@@ -114,6 +115,22 @@ async def test_a_newer_version_is_refused_and_left_alone(path, store):
     connection.close()
     with pytest.raises(StoreError, match=f"version {VERSION + 1}"):
         await SqliteStore.open(path)
+
+
+async def test_a_store_of_the_first_version_is_brought_up_to_date(path, store, project):
+    """What an older Warmlane kept is there again, and the log begins."""
+    key, secret = await store.create_key(NewKey(project.id, "old"))
+    await store.close()
+    with sqlite3.connect(path) as connection:
+        for table in ("audit", "key_uses", "alerts"):
+            connection.execute(f"DROP TABLE {table}")
+        connection.execute("PRAGMA user_version = 1")
+    connection.close()
+    async with await SqliteStore.open(path) as again:
+        assert (await again.opened_by(secret.digest)).key == key
+        assert (await again.audit(AuditWanted())).items == ()
+        await again.revoke_key(key.id)
+        assert [one.change.action for one in (await again.audit(AuditWanted())).items] == ["key.revoked"]
 
 
 async def test_another_applications_database_is_refused(path):

@@ -8,13 +8,14 @@ import warnings
 from contextlib import asynccontextmanager
 
 import jwt
-from cryptography.hazmat.primitives.asymmetric import ec, rsa
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.hazmat.primitives.serialization import Encoding, PublicFormat
 
 AUDIENCE = "warmlane-admin"
 _RSA = [rsa.generate_private_key(65537, 2048) for _ in range(2)]  # making one takes a tenth of a second
 _WEAK = rsa.generate_private_key(65537, 1024)
 _EC = ec.generate_private_key(ec.SECP256R1())
+_EDWARDS = ed25519.Ed25519PrivateKey.generate()
 
 
 class Issuer:
@@ -32,9 +33,9 @@ class Issuer:
         """Another key, and the old one gone."""
         self.keys = {"second": _RSA[1]}
 
-    def add_ec(self) -> None:
-        """A key of another kind beside the others."""
-        self.keys["curve"] = _EC
+    def add_curves(self) -> None:
+        """Keys of other kinds beside the others."""
+        self.keys |= {"curve": _EC, "edwards": _EDWARDS}
 
     def add_weak(self) -> None:
         """A key that is too short."""
@@ -55,7 +56,7 @@ class Issuer:
 
     def token(self, kid="first", algorithm="RS256", headers=None, **changed) -> str:
         """A signed token."""
-        key = {"first": _RSA[0], "second": _RSA[1], "curve": _EC, "weak": _WEAK}.get(kid, _RSA[0])
+        key = {"first": _RSA[0], "second": _RSA[1], "curve": _EC, "edwards": _EDWARDS, "weak": _WEAK}.get(kid, _RSA[0])
         head = {} if kid is None else {"kid": kid}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", jwt.warnings.InsecureKeyLengthWarning)  # the weak key is weak on purpose
@@ -86,7 +87,12 @@ class Issuer:
 
     @staticmethod
     def _jwk(kid: str, key) -> dict:
-        kind = jwt.algorithms.RSAAlgorithm if isinstance(key, rsa.RSAPrivateKey) else jwt.algorithms.ECAlgorithm
+        kinds = {
+            rsa.RSAPrivateKey: jwt.algorithms.RSAAlgorithm,
+            ec.EllipticCurvePrivateKey: jwt.algorithms.ECAlgorithm,
+            ed25519.Ed25519PrivateKey: jwt.algorithms.OKPAlgorithm,
+        }
+        kind = next(of for cls, of in kinds.items() if isinstance(key, cls))
         return json.loads(kind.to_jwk(key.public_key())) | {"kid": kid, "use": "sig"}
 
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.admin.app import create_admin_app
-from gateway.admin.jwks import COOLDOWN_S, MAX_AGE_S, MAX_DOCUMENT_BYTES, REFRESH_S, KeySet
+from gateway.admin.jwks import COOLDOWN_S, MAX_AGE_S, MAX_DOCUMENT_BYTES, MAX_KEYS, REFRESH_S, KeySet
 from gateway.admin.oidc import MAX_TOKEN_BYTES, People, TokenRefused, grants_of, people_of
 from gateway.admin_settings import AdminSection
 from gateway.settings import ConfigError, load
@@ -47,7 +47,7 @@ def clock():
 async def ask(issuer, clock, store, control):
     """Asks GET /organizations with a bearer token: (status, code)."""
     section = AdminSection(
-        oidc_issuer=issuer.url, oidc_audience=AUDIENCE, oidc_algorithms=("RS256", "ES256"), oidc_leeway_s=5
+        oidc_issuer=issuer.url, oidc_audience=AUDIENCE, oidc_algorithms=("RS256", "ES256", "EdDSA"), oidc_leeway_s=5
     )
     people = People(section, KeySet(issuer.url, clock=clock))
     transport = httpx.ASGITransport(create_admin_app(store, control, TOKEN, people=people))
@@ -77,8 +77,9 @@ async def test_a_person_with_a_role_comes_in_and_the_keys_are_fetched_once(ask, 
 
 async def test_an_elliptic_key_serves_as_well(ask, issuer):
     """Providers differ in what they sign with."""
-    issuer.add_ec()
+    issuer.add_curves()
     assert await ask(issuer.token("curve", "ES256")) == (200, None)
+    assert await ask(issuer.token("edwards", "EdDSA")) == (200, None)
 
 
 async def test_a_token_without_key_id_needs_a_provider_with_one_key(ask, issuer, clock):
@@ -148,10 +149,19 @@ async def test_no_algorithm_but_those_of_the_list_is_taken(ask, issuer):
 
 async def test_an_elliptic_signature_does_not_pass_for_an_rsa_key(ask, issuer):
     """The kind of key and the algorithm must fit."""
-    issuer.add_ec()
+    issuer.add_curves()
     head = jwt.get_unverified_header(issuer.token("curve", "ES256"))
     assert head["kid"] == "curve"
     assert await ask(issuer.token("curve", "ES256", headers={"kid": "first"})) == (401, "invalid_token")
+
+
+async def test_a_keys_own_word_on_its_use_and_algorithm_counts(ask, issuer):
+    """A key for encryption, or for another algorithm, signs nothing here."""
+    [good] = [issuer._jwk("first", issuer.keys["first"])]
+    issuer.more_keys = [good | {"kid": "rs512", "alg": "RS512"}, good | {"kid": "enc", "use": "enc"}]
+    assert await ask(issuer.token(headers={"kid": "rs512"})) == (401, "invalid_token")
+    assert await ask(issuer.token(headers={"kid": "enc"})) == (401, "invalid_token")
+    assert await ask(issuer.token()) == (200, None)
 
 
 async def test_a_changed_token_is_refused(ask, issuer):
@@ -177,6 +187,14 @@ async def test_secrets_and_short_keys_among_the_keys_are_passed_over(ask, issuer
     assert await ask(issuer.token("weak")) == (401, "invalid_token")
     assert await ask(forged({"alg": "RS256", "kid": "secret"}, issuer.claims())) == (401, "invalid_token")
     assert await ask(issuer.token()) == (200, None)
+
+
+async def test_no_more_keys_are_looked_at_than_the_bound(ask, issuer):
+    """A provider with a million keys is no reason to run out of memory or time."""
+    good = issuer._jwk("first", issuer.keys["first"])
+    issuer.more_keys = [good | {"kid": f"k{number}"} for number in range(1, MAX_KEYS + 1)]
+    assert await ask(issuer.token(headers={"kid": f"k{MAX_KEYS - 1}"})) == (200, None)
+    assert await ask(issuer.token(headers={"kid": f"k{MAX_KEYS}"})) == (401, "invalid_token")
 
 
 async def test_a_rotated_key_is_found_and_the_old_one_ends(ask, issuer, clock):
@@ -228,7 +246,7 @@ async def test_a_provider_that_was_never_reached_is_503(ask, issuer):
         ("/.well-known/openid-configuration", b"[" * 100_000),
         (
             "/.well-known/openid-configuration",
-            b'{"issuer": "https://other.example", "jwks_uri": "https://other.example"}',
+            b'{"issuer": "https://other.example", "jwks_uri": "ISSUER/jwks"}',
         ),
         ("/.well-known/openid-configuration", b'{"issuer": "ISSUER", "jwks_uri": "http://169.254.169.254/keys"}'),
         ("/.well-known/openid-configuration", b'{"issuer": "ISSUER", "jwks_uri": "file:///etc/passwd"}'),
