@@ -117,18 +117,16 @@ class Gateway:
             clock=time.monotonic,
             unix=time.time,
         )
-        self._budgets = BudgetWatch(
-            self.parts.quotas.meters,
-            self.parts.directory.tenants,
-            store,
-            webhook_of(settings.alerts),
-            self.metrics.budget_reached,
-        )
+        self._budgets = self._budget_watch(store)
         self._recount: Recount | None = None
         if books is not None and peers is None:  # what several gateways count together outlives each of them
             self._recount = Recount(self.parts.quotas, books.ledger, self.parts.directory.tenants, self._moment)
         self.lifecycle = Lifecycle(self.parts)
         self.control = Control(self.parts, self.lifecycle, self.metrics, self.apply).app()
+
+    def _budget_watch(self, store: Store) -> BudgetWatch:
+        webhook, tenants = webhook_of(self.settings.alerts), self.parts.directory.tenants
+        return BudgetWatch(self.parts.quotas.meters, tenants, store, webhook, self.metrics.budget_reached)
 
     def _on_open(self) -> None:
         """More seats than before: those who wait are asked in the next turn, when a lease that ends has ended."""

@@ -84,17 +84,7 @@ class Keys:
     def endpoints(self) -> tuple[Endpoint, ...]:
         """The rows of this part of the admin plane."""
         return (
-            Endpoint(
-                "POST",
-                "/keys",
-                "Create a key; its secret is shown this once",
-                self.create_key,
-                body=NewKeyBody,
-                answer=KeyWithSecretBody,
-                status=201,
-                action=Action.MANAGE_KEYS,
-                subject=Subject.ITS_OWN_CARE,
-            ),
+            *self._changes(),
             Endpoint(
                 "GET",
                 "/keys",
@@ -114,6 +104,21 @@ class Keys:
                 answer=KeyBody,
                 action=Action.READ,
                 subject=Subject.KEY,
+            ),
+        )
+
+    def _changes(self) -> tuple[Endpoint, ...]:
+        return (
+            Endpoint(
+                "POST",
+                "/keys",
+                "Create a key; its secret is shown this once",
+                self.create_key,
+                body=NewKeyBody,
+                answer=KeyWithSecretBody,
+                status=201,
+                action=Action.MANAGE_KEYS,
+                subject=Subject.ITS_OWN_CARE,
             ),
             Endpoint(
                 "DELETE",

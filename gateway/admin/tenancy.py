@@ -129,7 +129,7 @@ class Tenancy:
 
     def endpoints(self) -> tuple[Endpoint, ...]:
         """The rows of this part of the admin plane."""
-        return (*self._of_organizations(), *self._of_projects())
+        return (*self._of_organizations(), *self._of_projects(), *self._of_limits())
 
     def _of_organizations(self) -> tuple[Endpoint, ...]:
         return (
@@ -169,25 +169,6 @@ class Tenancy:
                 self.delete_organization,
                 answer=DeletedBody,
                 flags=("cascade",),
-                action=Action.MANAGE_ORGANIZATIONS,
-                subject=Subject.ORGANIZATION,
-            ),
-            Endpoint(
-                "GET",
-                "/organizations/{id}/limits",
-                "Read an organisation's limits",
-                self.organization_limits,
-                answer=LimitsDocument,
-                action=Action.READ,
-                subject=Subject.ORGANIZATION,
-            ),
-            Endpoint(
-                "PUT",
-                "/organizations/{id}/limits",
-                "Set what all projects of an organisation may use together",
-                self.set_organization_limits,
-                body=LimitsDocument,
-                answer=LimitsDocument,
                 action=Action.MANAGE_ORGANIZATIONS,
                 subject=Subject.ORGANIZATION,
             ),
@@ -235,6 +216,29 @@ class Tenancy:
                 flags=("cascade",),
                 action=Action.MANAGE_PROJECTS,
                 subject=Subject.PROJECT,
+            ),
+        )
+
+    def _of_limits(self) -> tuple[Endpoint, ...]:
+        return (
+            Endpoint(
+                "GET",
+                "/organizations/{id}/limits",
+                "Read an organisation's limits",
+                self.organization_limits,
+                answer=LimitsDocument,
+                action=Action.READ,
+                subject=Subject.ORGANIZATION,
+            ),
+            Endpoint(
+                "PUT",
+                "/organizations/{id}/limits",
+                "Set what all projects of an organisation may use together",
+                self.set_organization_limits,
+                body=LimitsDocument,
+                answer=LimitsDocument,
+                action=Action.MANAGE_ORGANIZATIONS,
+                subject=Subject.ORGANIZATION,
             ),
             Endpoint(
                 "GET",
