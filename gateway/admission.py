@@ -247,14 +247,13 @@ class TurnHolder:
 
     async def __aenter__(self) -> Turn:
         granted = self._dispatch.enter(self._entry)
-        if granted.done():
-            self._turn = granted.result()
-            return self._turn
         try:
-            self._turn = await granted
+            self._turn = granted.result() if granted.done() else await granted
         except asyncio.CancelledError:
             self._dispatch.leave(self._entry, granted)
             raise
+        finally:
+            self._entry.request.ticket = None  # it holds the turn, a ring that only the collector would free
         return self._turn
 
     async def __aexit__(

@@ -72,7 +72,7 @@ class ClientAnswer:
         if self.has_started:
             return
         self.has_started = True
-        self._sink.start(200, _SSE_HEADERS + self._headers + self.late_headers(), None)
+        self._sink.start(200, _SSE_HEADERS + self._headers + self._take_late_headers(), None)
         if self._timer is not None:
             self._timer.cancel()
         self._timer = self._loop.call_later(self._keepalive_s, self._tick)
@@ -93,7 +93,7 @@ class ClientAnswer:
         """An unstreamed answer."""
         self._stop()
         self.has_started = True
-        self._sink.start(status, [_JSON, *self._headers, *self.late_headers(), *headers], len(body))
+        self._sink.start(status, [_JSON, *self._headers, *self._take_late_headers(), *headers], len(body))
         self._sink.write(body)
         self._sink.end()
 
@@ -117,6 +117,11 @@ class ClientAnswer:
             self.write(self.silence())
             silent_s = 0.0
         self._timer = self._loop.call_later(self._keepalive_s - silent_s, self._tick)
+
+    def _take_late_headers(self) -> Headers:
+        """Asked for once, then let go: who makes them holds the request, a ring that only the collector would free."""
+        make, self.late_headers = self.late_headers, _no_headers
+        return make()
 
     def _stop(self) -> None:
         if self._timer is not None:

@@ -5,7 +5,7 @@ was sent to it yet. `policies/preemption.py` decides who, within a bound on the 
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 
 from gateway.answer import ClientAnswer
@@ -15,6 +15,8 @@ from gateway.turn import Turn
 from policies.lane import Lane
 from policies.preemption import BulkRun
 from routing.seat_control import SeatControl
+
+_UNWATCHED = nullcontext()  # may be entered any number of times
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +38,22 @@ class BulkRuns:
     def __len__(self) -> int:
         return sum(map(len, self._runs.values()))
 
+    def watched(
+        self, turn: Turn, relay: Relay, answer: ClientAnswer, story: Story
+    ) -> AbstractContextManager[None, bool | None]:
+        """While inside, a bulk attempt may be made to give way: its relay fails with `Preempted`. Others make it so.
+
+        To be entered at once.
+        """
+        decision = turn.decision
+        if decision.lane is Lane.BULK:
+            return self._listed(decision.chosen, turn, relay, answer, story)
+        if decision.lane is Lane.INTERACTIVE:
+            self.give_way(decision.chosen)
+        return _UNWATCHED
+
     @contextmanager
-    def watched(self, turn: Turn, relay: Relay, answer: ClientAnswer, story: Story) -> Iterator[None]:
-        """While inside, a bulk attempt may be made to give way: its relay fails with `Preempted`. Others make it so."""
-        replica = turn.decision.chosen
-        if turn.decision.lane is not Lane.BULK:
-            if turn.decision.lane is Lane.INTERACTIVE:
-                self.give_way(replica)
-            yield
-            return
+    def _listed(self, replica: str, turn: Turn, relay: Relay, answer: ClientAnswer, story: Story) -> Iterator[None]:
         self._runs.setdefault(replica, {})[story.request_id] = _Run(turn, relay, answer, story)
         try:
             yield

@@ -23,6 +23,7 @@ from routing.pool import ReplicaPool
 from routing.replica import ReplicaState
 from routing.router import Router
 
+_READY = ReplicaState.READY  # a global, as in routing/filters.py
 MOST_NEAR = 4  # chosen: with more replicas free, seats are not what is scarce
 
 
@@ -93,8 +94,10 @@ class ModelQueue:
         """Every turn that can be given now, and every entry that waits in vain, one after the other."""
         self._now = now
         while self.queue:
-            picked = self.queue.pick(self._offer, now, self._near())
-            yield from self._take_absences(now)
+            near = self._near() if len(self.queue) > 1 else ()  # who waits alone is asked in any case
+            picked = self.queue.pick(self._offer, now, near)
+            if self._absences:
+                yield from self._take_absences(now)
             if picked is None:
                 if not self.queue.is_scan_unfinished:
                     return
@@ -148,7 +151,7 @@ class ModelQueue:
 
     def load(self, lane: Lane, now: float) -> Load:
         """How the model stands for a lane, over its ready replicas: seats it may not take count as used."""
-        ready = [one for one in self._pool.of_model(self.model) if one.state is ReplicaState.READY]
+        ready = [one for one in self._pool.of_model(self.model) if one.state is _READY]
         all_seats = sum(replica.spec.seats for replica in ready)
         used = sum(
             min(one.num_in_flight, one.spec.seats - 1) if one.has_seat(lane) else one.spec.seats for one in ready
@@ -159,14 +162,14 @@ class ModelQueue:
         return Load(used / all_seats if all_seats else 1.0, kv_used / len(ready) if ready else 0.0, waited)
 
     def _roomy(self, lane: Lane) -> bool:
-        return any(one.state is ReplicaState.READY and one.has_seat(lane) for one in self._pool.of_model(self.model))
+        return any(one.state is _READY and one.has_seat(lane) for one in self._pool.of_model(self.model))
 
     def _near(self) -> list[str]:
         """The replicas with room, if they are few: then those whose prefix is there should be asked first."""
         free = [
             one.name
             for one in self._pool.of_model(self.model)
-            if one.state is ReplicaState.READY and one.has_seat(Lane.INTERACTIVE)
+            if one.state is _READY and one.has_seat(Lane.INTERACTIVE)
         ]
         return free if len(free) <= MOST_NEAR else []
 

@@ -1,6 +1,6 @@
 """What happened to one request, written down while it happens; at its end it becomes the one `RequestRecord`."""
 
-import secrets
+import os
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -37,7 +37,7 @@ class Story:
     arrived_at: float
     started_at: float
     client_request_id: str | None
-    request_id: str = field(default_factory=lambda: "req_" + secrets.token_hex(12))
+    request_id: str = field(default_factory=lambda: "req_" + os.urandom(12).hex())
     principal: Principal | None = None
     request: InferenceRequest | None = None
     model: str = ""

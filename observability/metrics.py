@@ -4,7 +4,7 @@ Labels come from closed sets: configured models (others are `other`), lanes, out
 """
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import GaugeMetricFamily
@@ -17,6 +17,8 @@ _ITL_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.
 _OVERHEAD_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1)
 OTHER_MODEL = "other"
 
+_Metric = TypeVar("_Metric", Counter, Histogram)
+
 GaugeRows = Iterable[tuple[str, dict[str, str], float]]
 
 
@@ -27,6 +29,21 @@ class MetricHelp(NamedTuple):
     kind: str
     labels: tuple[str, ...]
     meaning: str
+
+
+class _Series(dict[tuple[str, ...], _Metric]):
+    """One metric's series by their labels, each made when it is first counted. Bounded as the labels are.
+
+    The library checks, spells and looks up the labels anew each time, which costs more than the counting.
+    """
+
+    def __init__(self, metric: _Metric) -> None:
+        self._metric: _Metric = metric
+
+    def __missing__(self, labels: tuple[str, ...]) -> _Metric:
+        series: _Metric = self._metric.labels(*labels)
+        self[labels] = series
+        return series
 
 
 class Metrics:
@@ -67,31 +84,32 @@ class Metrics:
     def observe(self, record: RequestRecord) -> None:
         """Count one finished request, once."""
         model = record.model if record.model in self._models() else OTHER_MODEL
-        self._requests.labels(model, record.lane, record.outcome).inc()
+        self._requests[model, record.lane, record.outcome].inc()
         if record.outcome == "refused" and record.reason is not None:
-            self._refusals.labels(record.reason).inc()
+            self._refusals[record.reason,].inc()
         elif record.limit is not None:
-            self._refusals.labels(_reason_of(record.limit)).inc()
+            self._refusals[_reason_of(record.limit),].inc()
         is_reported = not record.is_estimated  # an estimate is made of predictions: it must not confirm them
         if record.prompt_tokens is not None and is_reported:
-            self._prompt.labels(model).inc(record.prompt_tokens)
+            self._prompt[model,].inc(record.prompt_tokens)
         if record.cached_tokens and is_reported:
-            self._hits.labels(model, "reported").inc(record.cached_tokens)
+            self._hits[model, "reported"].inc(record.cached_tokens)
         if record.predicted_hit_tokens:
-            self._hits.labels(model, "predicted").inc(record.predicted_hit_tokens)
+            self._hits[model, "predicted"].inc(record.predicted_hit_tokens)
+        lane = (model, record.lane)
         for histogram, value in (
             (self._ttft, record.ttft_s),
             (self._itl, record.mean_itl_s),
             (self._queue, record.queue_s),
         ):
             if value is not None:
-                histogram.labels(model, record.lane).observe(value)
+                histogram[lane].observe(value)
         if record.gateway_s is not None:
             self._overhead.observe(record.gateway_s)
 
     def budget_reached(self, threshold: int) -> None:
         """A budget reached this percentage, one of a few."""
-        self._alerts.labels(str(threshold)).inc()
+        self._alerts[str(threshold),].inc()
 
     def counted(self) -> list[MetricHelp]:
         """What is counted from records, for the reference page."""
@@ -101,13 +119,13 @@ class Metrics:
         """The exposition format."""
         return generate_latest(self.registry)
 
-    def _counter(self, name: str, text: str, labels: list[str]) -> Counter:
+    def _counter(self, name: str, text: str, labels: list[str]) -> "_Series[Counter]":
         self._help.append(MetricHelp(name + "_total", "counter", tuple(labels), text))
-        return Counter(name, text, labels, registry=self.registry)
+        return _Series(Counter(name, text, labels, registry=self.registry))
 
-    def _histogram(self, name: str, text: str, labels: list[str], buckets: tuple[float, ...]) -> Histogram:
+    def _histogram(self, name: str, text: str, labels: list[str], buckets: tuple[float, ...]) -> "_Series[Histogram]":
         self._help.append(MetricHelp(name, "histogram", tuple(labels), text))
-        return Histogram(name, text, labels, buckets=buckets, registry=self.registry)
+        return _Series(Histogram(name, text, labels, buckets=buckets, registry=self.registry))
 
 
 def _reason_of(limit: str) -> str:

@@ -63,6 +63,8 @@ class Candidates:
     def spots(self, front: list[Item], settings: FairSettings, scan: Scan) -> list[Spot]:
         """Whom to ask, in this order: the first whose turn it is, those at home, the others nearest to their turn."""
         near, rows = scan.near, self.rows
+        if len(front) == 1 and len(front[0][2].waiting) == 1:
+            return self._only_spot(front[0][2], scan)  # mostly, while there are seats: there is no order to work out
         most = settings.flows if near else settings.heads
         limit = front[0][0] + settings.quantum_tokens if front else 0.0
         spots: list[Spot] = []
@@ -87,6 +89,13 @@ class Candidates:
             asked = {spot[2] for spot in spots}
             spots += [spot for spot in self._behind(settings, scan) if spot[2] not in asked]
         return spots
+
+    def _only_spot(self, flow: Flow, scan: Scan) -> list[Spot]:
+        entry = next(iter(flow.waiting))
+        if entry.since > scan.arrived_by:
+            return []
+        self.rows.append(flow)
+        return [(0, 0, entry)]
 
     def note(self, spot: Spot, flow: Flow, offer: Offer) -> None:
         """An entry has room."""

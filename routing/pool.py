@@ -244,13 +244,12 @@ class ReplicaPool:
         replica = self._replicas.get(name)
         if replica is None:
             return False
-        before = replica.lane_seats
-        held = replica.in_flight[Lane.BULK.rank]
+        interactive, standard_before, bulk_before = replica.lane_seats
+        _, standard_held, bulk_held = replica.in_flight
+        bulk_now = min(bulk, bulk_held + may_start_bulk)
         replica.bulk_seats = bulk
-        replica.lane_seats = (before[0], standard, min(bulk, held + may_start_bulk))
-        return any(
-            was <= held < now for was, held, now in zip(before, replica.in_flight, replica.lane_seats, strict=True)
-        )
+        replica.lane_seats = (interactive, standard, bulk_now)
+        return standard_before <= standard_held < standard or bulk_before <= bulk_held < bulk_now
 
     def expire(self, before: float) -> int:
         """Borders dropped from shadows because nothing was routed to them since `before`; for the janitor."""

@@ -24,12 +24,35 @@ _PATIENCE = {Lane.INTERACTIVE: 3.0, Lane.STANDARD: 3.0, Lane.BULK: 1.0}
 
 @dataclass(slots=True)
 class _Controlled:
-    """One replica in one life of its process. `unread`: leases whose prompt is not known to be read."""
+    """One replica in one life of its process. `unread`: leases whose prompt is not known to be read.
+
+    `urgent_reading`: how many of them are not bulk; `bulk_unread_tokens`: the prompt tokens of those that are. Counted
+    as they come and go: three events a request would look through all of them.
+    """
 
     steps: StepModel
     controller: BulkController
     plan: SeatPlan | None = None
     unread: set[Lease] = field(default_factory=set)
+    urgent_reading: int = 0
+    bulk_unread_tokens: int = 0
+
+    def reads(self, lease: Lease) -> None:
+        """The replica was given its prompt."""
+        self.unread.add(lease)
+        self._count(lease, 1)
+
+    def has_read(self, lease: Lease) -> None:
+        """Its prompt is read, or will not be. Nothing happens if it was not known."""
+        if lease in self.unread:
+            self.unread.discard(lease)
+            self._count(lease, -1)
+
+    def _count(self, lease: Lease, num: int) -> None:
+        if lease.lane is Lane.BULK:
+            self.bulk_unread_tokens += num * lease.uncached_tokens
+        else:
+            self.urgent_reading += num
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +100,7 @@ class SeatControl:
         controlled = self._of(lease)
         if controlled is None:
             return
-        controlled.unread.add(lease)
+        controlled.reads(lease)
         if lease.replica.spec.capabilities.leaves_bulk_out:
             return
         now = self._clock()
@@ -94,7 +117,7 @@ class SeatControl:
         controlled = self._of(lease)
         if controlled is None:
             return
-        controlled.unread.discard(lease)
+        controlled.has_read(lease)
         if lease.replica.spec.capabilities.leaves_bulk_out:
             return
         now = self._clock()
@@ -209,12 +232,7 @@ class SeatControl:
 
 
 def _load(replica: Replica, controlled: _Controlled) -> ReplicaLoad:
-    urgent_reading, bulk_tokens = 0, 0
-    for lease in controlled.unread:
-        if lease.lane is Lane.BULK:
-            bulk_tokens += lease.uncached_tokens
-        else:
-            urgent_reading += 1
+    bulk_tokens = controlled.bulk_unread_tokens
     interactive, standard, bulk = replica.in_flight
     capabilities = replica.spec.capabilities
     return ReplicaLoad(
@@ -222,7 +240,7 @@ def _load(replica: Replica, controlled: _Controlled) -> ReplicaLoad:
         interactive,
         standard,
         bulk,
-        urgent_reading=urgent_reading,
+        urgent_reading=controlled.urgent_reading,
         bulk_unread_tokens=bulk_tokens,
         bulk_reading_s=replica.steps.reading_s(bulk_tokens, bulk) if bulk_tokens else 0.0,
         leaves_bulk_out=capabilities.leaves_bulk_out,

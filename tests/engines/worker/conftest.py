@@ -55,7 +55,9 @@ async def client(service: Service):
 @pytest.fixture(scope="module")
 def fake_worker():
     """A real worker process on the fake engine, shared by the tests of a module; it must exit with 0."""
-    with WorkerProcess("--engine", "fake", "--fake-base-s", "0.002", "--fake-eos-every", "0", "--log-level", "debug") as worker:
+    with WorkerProcess(
+        "--engine", "fake", "--fake-base-s", "0.002", "--fake-eos-every", "0", "--log-level", "debug"
+    ) as worker:
         yield worker
         assert worker.stop() == 0
 
