@@ -30,6 +30,9 @@ from routing.query import RouteQuery
 
 _GONE = errors.Problem(499, "the client left", "client_closed_request", "client_gone", outcome=Outcome.CLIENT_GONE)
 
+_SURFACES = {surface.value: surface for surface in Surface}  # an enum's own look-up is three calls into Python
+_LANE_HEADERS = {lane: (b"x-warmlane-lane", lane.value.encode()) for lane in Lane}
+
 
 class Lifecycle:
     """Serves requests. `num_in_flight` counts those whose story is not yet told."""
@@ -91,7 +94,7 @@ class Lifecycle:
         principal = call.story.principal = self._authenticate(incoming)
         refuse_packed(incoming)
         lane = call.story.lane = classify(incoming, asked_lane(incoming.body), principal)
-        headers.append((b"x-warmlane-lane", lane.value.encode()))
+        headers.append(_LANE_HEADERS[lane])
         # Limits come before the body is read: whoever is over them must not cost the others that time.
         with await self._reserving.arrive(call, principal.tenant, lane) as held:
             query = await self._read(call, principal, lane)
@@ -103,7 +106,7 @@ class Lifecycle:
 
     async def _read(self, call: Call, principal: Principal, lane: Lane) -> RouteQuery:
         """What is asked for; a large body is read beside the loop, which serves others meanwhile."""
-        surface, body = Surface(call.incoming.path), call.incoming.body
+        surface, body = _SURFACES[call.incoming.path], call.incoming.body
         request = read(surface, body) if len(body) <= LARGE_BYTES else await asyncio.to_thread(read, surface, body)
         call.story.request = request
         model = call.story.model = self._parts.models.resolve(request.model, principal.tenant)

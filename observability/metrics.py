@@ -66,13 +66,14 @@ class Metrics:
         )
         self._hits = self._counter("warmlane_prefix_hit_tokens", "Prompt tokens found in a cache.", ["model", "source"])
         self._prompt = self._counter("warmlane_prompt_tokens", "Prompt tokens.", ["model"])
-        self._ttft = self._histogram(
+        ttft = self._histogram(
             "gen_ai_server_time_to_first_token_seconds", "Arrival to first token.", lane, _TTFT_BUCKETS
         )
-        self._itl = self._histogram(
+        itl = self._histogram(
             "gen_ai_server_time_per_output_token_seconds", "Mean gap between tokens.", lane, _ITL_BUCKETS
         )
-        self._queue = self._histogram("warmlane_queue_seconds", "Wait for a seat.", lane, _TTFT_BUCKETS)
+        queue = self._histogram("warmlane_queue_seconds", "Wait for a seat.", lane, _TTFT_BUCKETS)
+        self._ttft, self._itl, self._queue = _Series(ttft), _Series(itl), _Series(queue)
         self._overhead = self._histogram(
             "warmlane_gateway_overhead_seconds",
             "Arrival to upstream send, without the wait for a seat.",
@@ -123,9 +124,9 @@ class Metrics:
         self._help.append(MetricHelp(name + "_total", "counter", tuple(labels), text))
         return _Series(Counter(name, text, labels, registry=self.registry))
 
-    def _histogram(self, name: str, text: str, labels: list[str], buckets: tuple[float, ...]) -> "_Series[Histogram]":
+    def _histogram(self, name: str, text: str, labels: list[str], buckets: tuple[float, ...]) -> Histogram:
         self._help.append(MetricHelp(name, "histogram", tuple(labels), text))
-        return _Series(Histogram(name, text, labels, buckets=buckets, registry=self.registry))
+        return Histogram(name, text, labels, buckets=buckets, registry=self.registry)
 
 
 def _reason_of(limit: str) -> str:

@@ -6,7 +6,7 @@ Built once, when the request has ended. No prompt, completion, header or key is 
 from msgspec import Struct
 
 
-class RequestRecord(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RequestRecord(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """Times in seconds since arrival, None if never reached. `outcome` is a closed set (gateway/outcome.py)."""
 
     request_id: str

@@ -86,9 +86,11 @@ class Receipt(Struct, frozen=True):
     actual: Actual | None
 
 
-@dataclass(frozen=True, slots=True)
-class RouteDecision:
+class RouteDecision(Struct, frozen=True, gc=False):
     """The chosen replica and what led there. Holds names, never replicas: it may outlive them.
+
+    A struct, because one is made for every request; thousands are remembered and can be in no ring, so the garbage
+    collector need not look through them (`gc=False`).
 
     `rows`: a raw tuple for each replica that could take the request, in the order of `Candidate`'s fields.
     `filtered`: the others. `passed`: the replica that would have been next by the rule, if it was left.

@@ -46,7 +46,7 @@ def pick(
 class _Field:
     """The candidates of one request, by index. `works`, `bounds`: see `ring`."""
 
-    __slots__ = ("bounds", "hits", "key", "replicas", "scores", "works")
+    __slots__ = ("hits", "key", "replicas", "scores", "works")
 
     def __init__(self, key: PrefixKey, replicas: Sequence[Replica], rows: Sequence[Row], works: Sequence[int]) -> None:
         self.key = key
@@ -54,7 +54,11 @@ class _Field:
         self.hits = [row[2] for row in rows]
         self.scores = [row[-1] for row in rows]
         self.works = works
-        self.bounds = work_bounds(works)
+
+    @property
+    def bounds(self) -> list[float]:
+        """Worked out when asked for: a warm replica that nobody outruns needs none."""
+        return work_bounds(self.works)
 
     def not_overloaded(self, warm: Sequence[int]) -> list[int]:
         """Those of `warm` whose hit makes up for the work they have.
@@ -73,8 +77,10 @@ class _Field:
 
     def within_bounds(self, below_ms: float) -> list[int]:
         """Those that score below `below_ms` and have no more than their share of the work."""
-        works, bounds = self.works, self.bounds
         good = [index for index, score in enumerate(self.scores) if score < below_ms]
+        if not good:
+            return good
+        works, bounds = self.works, self.bounds
         return [index for index in good if works[index] <= bounds[index]]
 
     def best(self, among: Sequence[int]) -> int:
@@ -101,7 +107,7 @@ class _Field:
         holding = self.not_overloaded([index for index, hit in enumerate(self.hits) if hit > 0])
         if holding:
             return self.best(holding), Why.SPILLED, passed
-        bounds = list(self.bounds)
+        bounds = self.bounds
         for index in warm:
             bounds[index] = -1.0
         chosen, _ = place(self.key, self.replicas, self.works, bounds)

@@ -90,10 +90,11 @@ class StepModel:
 
     def note_rows(self, urgent: int, bulk: int, now: float) -> None:
         """From now on the replica holds so many requests. A clock that went back adds nothing."""
-        passed_s = max(0.0, now - self._at)
-        self._urgent_row_s += self._urgent * passed_s
-        self._bulk_row_s += self._bulk * passed_s
-        self._at = max(self._at, now)
+        passed_s = now - self._at
+        if passed_s > 0.0:
+            self._urgent_row_s += self._urgent * passed_s
+            self._bulk_row_s += self._bulk * passed_s
+            self._at = now
         self._urgent, self._bulk = urgent, bulk
 
     def note_prompt(self, uncached_tokens: int) -> None:

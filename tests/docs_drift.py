@@ -4,6 +4,7 @@ A page that disagrees with the code fails the check; `--write` makes it agree.
 """
 
 import inspect
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -66,7 +67,7 @@ def _plain(value: Any) -> str:
     if isinstance(value, str):
         return f'"{value}"'
     if isinstance(value, tuple):
-        return "[]"
+        return f"[{', '.join(map(_plain, value))}]"
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -74,6 +75,7 @@ def _type(field: FieldInfo) -> str:
     text = str(field.annotation)
     for long, short in (("typing.Literal", ""), ("<class '", ""), ("'>", ""), ("typing.", ""), ("NoneType", "none")):
         text = text.replace(long, short)
+    text = re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", text)  # names without their modules
     if "Annotated[" in text:
         text = text.split("Annotated[")[1].split(",")[0]
     return text.replace(" | None", " or none").replace("|", "or")
