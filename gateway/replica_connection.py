@@ -49,7 +49,8 @@ class ReplicaConnection:
 
     def ended(self, relay: OpenRelay) -> None:
         """An attempt is over."""
-        self.heard_at = self.last_heard_at
+        if relay.heard_at is not None and (self.heard_at is None or relay.heard_at > self.heard_at):
+            self.heard_at = relay.heard_at
         self.relays.discard(relay)
         if self.is_retired and not self.relays:
             self.close()

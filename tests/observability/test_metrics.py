@@ -148,6 +148,7 @@ def test_the_reference_names_every_counted_metric(metrics):
             gateway_s=1.0,
         )
     )
+    metrics.budget_reached(80)
     exposed = {name.removesuffix("_bucket").removesuffix("_count").removesuffix("_sum") for name, _ in samples(metrics)}
     assert {one.name for one in metrics.counted()} == exposed
     assert all(one.meaning.endswith(".") for one in metrics.counted())
