@@ -176,7 +176,14 @@ class Gateway:
         """The data plane as an ASGI app; the hot routes are usually taken by the protocol class before it."""
         parts = self.parts
         inference = InferenceRoute(self.lifecycle.serve, self._is_known, self._bodies)
-        discovery = Discovery(parts.directory, parts.models, self.is_ready, parts.unix, self.is_degraded)
+        discovery = Discovery(
+            parts.directory,
+            parts.models,
+            self.is_ready,
+            parts.unix,
+            self.is_degraded,
+            is_draining=lambda: self._is_draining,
+        )
         own = Own(
             parts.directory,
             parts.quotas,

@@ -18,7 +18,7 @@ import psutil
 
 from engines.hardware import Hardware, best_engine, detect, threads_per_worker
 from engines.launch.demo_model import DEMO_MODEL_NAME, DEMO_PACKAGE
-from gateway.doctor_places import check_home, check_ports, check_replicas, check_store, check_token
+from gateway.doctor_places import check_home, check_ports, check_replicas, check_store, check_token, counted
 from gateway.environment import overlooked
 from gateway.finding import Finding, Health, Patient
 from gateway.home import Home
@@ -94,7 +94,9 @@ def check_hardware(hardware: Hardware, *, is_gguf_wanted: bool = True) -> Iterat
     """The processor, the memory, the GPUs, and the engine that fits them; it need fit only if a start wants it."""
     features = ", ".join(sorted(hardware.cpu_features)) or "none that matter"
     name = hardware.cpu_name or hardware.machine
-    yield Finding("processor", Health.OK, f"{hardware.cores} cores of {name} ({hardware.system}); features: {features}")
+    yield Finding(
+        "processor", Health.OK, f"{counted(hardware.cores, 'core')} of {name} ({hardware.system}); features: {features}"
+    )
     free = psutil.virtual_memory().available / _GIB
     yield Finding("memory", Health.OK, f"{hardware.memory_bytes / _GIB:.1f} GiB, {free:.1f} GiB of it free now")
     for gpu in hardware.gpus:
@@ -230,9 +232,12 @@ def check_plan(patient: Patient) -> Iterator[Finding]:
     shared = threads_per_worker(patient.hardware.cores, sum(section.count for section in sections) or 1)
     for one in sections:
         threads = one.threads or shared
-        detail = f"{one.count} {one.engine} worker{'s' if one.count > 1 else ''} with {one.model}: {one.max_seqs} seats"
+        workers = counted(one.count, f"{one.engine} worker")
+        detail = f"{workers} with {one.model}: {counted(one.max_seqs, 'seat')}"
         yield Finding(
-            "plan", Health.OK, f"{detail}, {one.kv_tokens} KV tokens, {threads} of {patient.hardware.cores} cores each"
+            "plan",
+            Health.OK,
+            f"{detail}, {one.kv_tokens} KV tokens, {threads} of {counted(patient.hardware.cores, 'core')} each",
         )
 
 

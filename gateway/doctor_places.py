@@ -103,8 +103,13 @@ async def check_store(patient: Patient) -> list[Finding]:
         return [Finding("store", Health.BROKEN, str(error))]
     now = time.time()
     keys = [key for key in snapshot.keys if key.expires_at is None or key.expires_at > now]
-    detail = f"{name}: {len(snapshot.organizations)} organisations, {len(snapshot.projects)} projects, {len(keys)} keys"
-    return [Finding("store", Health.OK, detail)]
+    found = {"organisation": snapshot.organizations, "project": snapshot.projects, "key": keys}
+    return [Finding("store", Health.OK, f"{name}: {', '.join(counted(len(all_), one) for one, all_ in found.items())}")]
+
+
+def counted(number: int, word: str) -> str:
+    """A number and what it counts: "1 key", "2 keys"."""
+    return f"{number} {word}" if number == 1 else f"{number} {word}s"
 
 
 async def check_replicas(replicas: Sequence[ReplicaSection]) -> list[Finding]:

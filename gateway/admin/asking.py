@@ -32,26 +32,33 @@ class Answer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One object of the admin plane."""
+    """One object of the admin plane. `note`: a sentence for people, on stderr, so that stdout has the fields alone."""
 
     fields: dict[str, Any]
+    note: str = ""
 
     def plain(self) -> Any:
         """As it came."""
         return self.fields
 
     def show(self) -> None:
-        """A line for each field."""
+        """A line for each field, and the note."""
         write_item(self.fields)
+        if self.note:
+            typer.echo(self.note, err=True)
 
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """Several of a kind, one row each. `empty`: in place of a table without rows."""
+    """Several of a kind, one row each. `empty`: in place of a table without rows.
+
+    `rows`: the items for people where they are not shown as they are, without what only JSON can show.
+    """
 
     items: Sequence[dict[str, Any]]
     columns: Sequence[str]
     empty: str
+    rows: Sequence[dict[str, Any]] | None = None
 
     def plain(self) -> Any:
         """The rows under `data`."""
@@ -59,7 +66,7 @@ class Listing:
 
     def show(self) -> None:
         """A table."""
-        write_table(self.items, self.columns, empty=self.empty)
+        write_table(self.items if self.rows is None else self.rows, self.columns, empty=self.empty)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from gateway.admin.asking import Listing, asking
 from gateway.admin.connection import AdminClient
 from gateway.admin.names import ORGANIZATION, PROJECT, find_id
 
-_COLUMNS = ("at", "actor_kind", "actor", "action", "subject_id", "before", "after", "request_id")
+_COLUMNS = ("time", "actor", "change", "subject")
 
 
 @asking
@@ -25,7 +25,7 @@ def audit(
     since: Annotated[str | None, typer.Option("--from", help="Such as 2026-11-01.")] = None,
     until: Annotated[str | None, typer.Option("--to", help="This day is not in it.")] = None,
 ) -> Listing:
-    """Show who changed what, the newest first."""
+    """Show who changed what, the newest first. What it was before and after, and the request: with --json."""
     given = {
         "actor": actor,
         "action": action,
@@ -37,7 +37,14 @@ def audit(
         "to": until,
     }
     query = {name: value for name, value in given.items() if value is not None}
-    return Listing(_newest(client, query, limit), _COLUMNS, empty="nothing was changed")
+    entries = _newest(client, query, limit)
+    return Listing(entries, _COLUMNS, empty="nothing was changed", rows=[_row(one) for one in entries])
+
+
+def _row(entry: dict[str, Any]) -> dict[str, Any]:
+    """An entry for people; the admin token and the system have no name of their own."""
+    actor = entry["actor"] or entry["actor_kind"]
+    return {"time": entry["at"], "actor": actor, "change": entry["action"], "subject": entry["subject_id"]}
 
 
 def _newest(client: AdminClient, query: dict[str, Any], limit: int) -> list[dict[str, Any]]:

@@ -11,10 +11,11 @@ import typer
 
 from gateway.admin.asking import Item, Listing, Report, asking
 from gateway.admin.audit_commands import audit
-from gateway.admin.connection import AdminClient
+from gateway.admin.connection import AdminClient, NotFound
 from gateway.admin.limit_commands import limits
 from gateway.admin.names import ORGANIZATION, PROJECT, Kind, find_id
-from gateway.admin.options import segment
+from gateway.admin.options import choice, segment, words
+from gateway.admin.receipt_report import candidates_report, request_of
 from gateway.admin.usage_commands import usage
 from policies.lane import Lane
 from policies.tenant import Role
@@ -25,19 +26,13 @@ key = typer.Typer(help="Keys: what a client sends.", no_args_is_help=True)
 replica = typer.Typer(help="Replicas: the engines behind the gateway.", no_args_is_help=True)
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
-_KEY_COLUMNS = (
-    "id",
-    "name",
-    "prefix",
-    "project_id",
-    "max_lane",
-    "created_at",
-    "roles",
-    "last_used_at",
-    "expires_at",
-    "revoked_at",
+_KEY_COLUMNS = ("id", "name", "project_id", "max_lane", "roles", "state")
+_REPLICA_COLUMNS = ("name", "model", "engine", "state", "seats", "running")
+_SHOWN_ONCE = "the secret is shown only this once: keep it now"
+_MEMORY_ONLY = (
+    "receipts live in memory, of the last 10,000 requests of each gateway, until it restarts; the ledger's row of an "
+    "older one is at /admin/v1/usage/requests/REQUEST_ID and in `warmlane usage export`"
 )
-_CANDIDATE_COLUMNS = ("replica", "score_ms", "hit_tokens", "terms_ms", "assumed", "filtered")
 
 
 def _seconds(duration: str) -> int:
@@ -140,10 +135,26 @@ def create_key(
     project_given: Annotated[str, typer.Option("--project", help="The name or id of its project.")],
     name: Name,
     roles: Annotated[
-        list[Role] | None, typer.Option("--role", help="What it may do, more than once; default: service.")
+        list[Role] | None,
+        typer.Option(
+            "--role",
+            parser=choice(Role),
+            metavar="ROLE",
+            help=f"What it may do, more than once: {words(Role)}; default: service.",
+        ),
     ] = None,
-    max_lane: Annotated[Lane | None, typer.Option("--max-lane", help="The highest lane it may use.")] = None,
-    default_lane: Annotated[Lane | None, typer.Option("--default-lane", help="Its lane if a call names none.")] = None,
+    max_lane: Annotated[
+        Lane | None,
+        typer.Option(
+            "--max-lane", parser=choice(Lane), metavar="LANE", help=f"The highest lane it may use: {words(Lane)}."
+        ),
+    ] = None,
+    default_lane: Annotated[
+        Lane | None,
+        typer.Option(
+            "--default-lane", parser=choice(Lane), metavar="LANE", help="Its lane if a call names none; one of these."
+        ),
+    ] = None,
     expires_in: Annotated[
         int | None, typer.Option("--expires-in", parser=_seconds, metavar="TEXT", help="Such as 12h, 30d or 4w.")
     ] = None,
@@ -155,7 +166,7 @@ def create_key(
     if expires_in is not None:
         body["expires_at"] = int(time.time()) + expires_in
     body["project_id"] = find_id(client, PROJECT, project_given)
-    return Item(client.ask("POST", "/keys", body=body))
+    return Item(client.ask("POST", "/keys", body=body), note=_SHOWN_ONCE)
 
 
 @key.command("list", epilog="Example: warmlane key list --project demo")
@@ -166,9 +177,18 @@ def list_keys(
         str | None, typer.Option("--project", help="Only those of this project, a name or id.")
     ] = None,
 ) -> Listing:
-    """List keys, revoked ones too."""
+    """List keys, revoked ones too. Prefixes and times: with --json."""
     within = {"project_id": find_id(client, PROJECT, project_given)} if project_given is not None else None
-    return Listing(client.list_all("/keys", within), _KEY_COLUMNS, empty="there are no keys")
+    keys, now = client.list_all("/keys", within), time.time()
+    rows = [{**one, "state": key_state(one, now)} for one in keys]
+    return Listing(keys, _KEY_COLUMNS, empty="there are no keys", rows=rows)
+
+
+def key_state(fields: dict[str, Any], now: float) -> str:
+    """Whether a key opens anything at Unix second `now`; a rotated one's old secret is not told of."""
+    if fields["revoked_at"] is not None:
+        return "revoked"
+    return "usable" if fields["expires_at"] is None or fields["expires_at"] > now else "expired"
 
 
 @key.command("revoke", epilog="Example: warmlane key revoke key_0123")
@@ -189,17 +209,17 @@ def rotate_key(
     ] = "0s",  # type: ignore[assignment]  # parsed as if it had been given
 ) -> Item:
     """Give a key a new secret, shown this once."""
-    return Item(client.ask("POST", f"/keys/{segment(key_id)}/rotate", body={"overlap_s": overlap}))
+    return Item(client.ask("POST", f"/keys/{segment(key_id)}/rotate", body={"overlap_s": overlap}), note=_SHOWN_ONCE)
 
 
 @replica.command("list", epilog="Example: warmlane replica list")
 @asking
 def list_replicas(client: AdminClient) -> Report:
-    """List replicas and their state."""
+    """List replicas and their state. URL, labels and load: with --json."""
     answer = client.ask("GET", "/replicas")
     items = answer.get("data", [])
-    columns = tuple(dict.fromkeys(name for item in items for name in item))
-    return Report(answer, Listing(items, columns, empty="there are no replicas"), head={})
+    rows = [{**one, "running": sum(one.get("in_flight", {}).values())} for one in items]
+    return Report(answer, Listing(items, _REPLICA_COLUMNS, empty="there are no replicas", rows=rows), head={})
 
 
 @replica.command("drain", epilog="Example: warmlane replica drain worker-1")
@@ -225,10 +245,12 @@ def release_replica(client: AdminClient, name: ReplicaName) -> Item:
 
 @asking
 def receipt(
-    client: AdminClient, request_id: Annotated[str, typer.Argument(help="The x-request-id of an answer.")]
+    client: AdminClient,
+    request_id: Annotated[str, typer.Argument(help="The x-request-id of an answer, or the id in its body.")],
 ) -> Report:
     """Show why a request went where it went."""
-    found = client.ask("GET", f"/requests/{segment(request_id)}/receipt")
-    head = {name: value for name, value in found.items() if name != "candidates"}
-    rows = Listing(found.get("candidates", []), _CANDIDATE_COLUMNS, empty="there were no candidates")
-    return Report(found, rows, head)
+    try:
+        found = client.ask("GET", f"/requests/{segment(request_of(request_id))}/receipt")
+    except NotFound as unknown:
+        raise NotFound(f"{unknown}; {_MEMORY_ONLY}") from unknown
+    return candidates_report(found)

@@ -19,6 +19,10 @@ class CommandFailed(Exception):
     """One sentence for stderr; the command ends with exit code 1."""
 
 
+class NotFound(CommandFailed):
+    """What was asked for is not there (404)."""
+
+
 @dataclass(frozen=True, slots=True)
 class Connection:
     """Where the admin plane is and the token that opens it. `url` has no /admin/v1."""
@@ -97,7 +101,7 @@ class AdminClient:
         try:
             answer = self._client.request(method, path, content=content, params=query)
         except httpx.TransportError as error:
-            raise CommandFailed(f"the admin plane at {self._url} cannot be reached: {error or 'no answer'}") from error
+            raise CommandFailed(_unreachable(self._url, error)) from error
         try:
             value = msgspec.json.decode(answer.content, type=dict[str, Any])
         except msgspec.MsgspecError as error:
@@ -105,7 +109,7 @@ class AdminClient:
                 f"{self._url} did not answer like an admin plane (status {answer.status_code})"
             ) from error
         if not answer.is_success:
-            raise CommandFailed(_sentence(value, answer.status_code))
+            raise (NotFound if answer.status_code == 404 else CommandFailed)(_sentence(value, answer.status_code))
         return value
 
     def list_all(self, path: str, query: dict[str, Any] | None = None) -> list[dict[str, Any]]:
@@ -124,6 +128,14 @@ class AdminClient:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
         self._client.close()
+
+
+def _unreachable(url: str, error: httpx.TransportError) -> str:
+    said = f"the admin plane at {url} cannot be reached: {error or 'no answer'}"
+    if not isinstance(error, httpx.ConnectError):
+        return said  # somebody is there
+    remedy = " start it with `make run` or `warmlane up`" if httpx.URL(url).host in _LOOPBACK else ""
+    return f"{said}; is it running?{remedy}"
 
 
 def _sentence(value: dict[str, Any], status: int) -> str:

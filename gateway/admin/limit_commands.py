@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -43,7 +43,7 @@ def get_limits(
         document = client.ask("GET", _path(client, kind, given))
     if as_json:
         return write_json(document)
-    return write_item(document) if document else typer.echo("nothing is set: all is inherited")
+    return _show(document)
 
 
 @limits.command(
@@ -62,7 +62,7 @@ def set_limits(
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
-    """Replace a limits document."""
+    """Replace a limits document as a whole: what is not in the new one is inherited, so '{}' takes all limits back."""
     given_words = list(words or [])
     texts = [] if file is not None else given_words[-1:]
     kind, given = _subject(project, organization, given_words[: len(given_words) - len(texts)])
@@ -71,7 +71,11 @@ def set_limits(
     content = _content(file) if file is not None else texts[0].encode()
     with connected(url, token) as client:
         document = client.ask("PUT", _path(client, kind, given), body=content)
-    write_json(document) if as_json else write_item(document)
+    write_json(document) if as_json else _show(document)
+
+
+def _show(document: dict[str, Any]) -> None:
+    write_item(document) if document else typer.echo("nothing is set: all is inherited")
 
 
 def _subject(project: str | None, organization: str | None, ids: Sequence[str]) -> tuple[Kind, str]:

@@ -8,6 +8,7 @@ from typing import Any, ParamSpec
 
 import msgspec
 import typer
+from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -15,6 +16,10 @@ from rich.text import Text
 from gateway.admin.connection import CommandFailed
 
 P = ParamSpec("P")
+
+_FOLDED = frozenset({"name", "model", "roles", "filtered", "assumed"})  # text for people; all else is copied, so whole
+_GAP = 2  # between columns, as rich has it
+_FOLDED_WIDTH = 12  # chosen: a narrower column of text is a column of letters
 
 
 def one_sentence(command: Callable[P, None]) -> Callable[P, None]:
@@ -45,13 +50,25 @@ def write_table(items: Iterable[dict[str, Any]], columns: Sequence[str], *, empt
     if not rows:
         typer.echo(empty)
         return
-    table = Table(*columns, box=None, pad_edge=False)
-    for item in rows:
-        # Text, not markup: a name with brackets in it is shown as it is.
-        table.add_row(*(Text(readable(name, item.get(name))) for name in columns))
+    cells = [[readable(name, item.get(name)) for name in columns] for item in rows]
+    table = Table(box=None, pad_edge=False)
+    for name in columns:
+        table.add_column(name, overflow="fold", no_wrap=name not in _FOLDED)
+    for row in cells:
+        table.add_row(*map(Text, row))  # Text, not markup: a name with brackets in it is shown as it is
     console = Console()
-    # A terminal folds long cells; a file or pipe gets whole lines.
-    console.print(table, soft_wrap=False) if console.is_terminal else Console(width=10_000).print(table)
+    # A terminal folds names; where ids alone are wider it wraps the line. A file or pipe gets whole lines.
+    width = max(console.width, _least_width(columns, cells)) if console.is_terminal else 10_000
+    Console(width=width).print(table)
+
+
+def _least_width(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> int:
+    """What a table needs, in terminal cells, for every id to be in one piece."""
+    total = _GAP * (len(columns) - 1)
+    for name, column in zip(columns, zip(*cells, strict=True), strict=True):
+        widest = max(map(cell_len, (name, *column)))
+        total += min(widest, _FOLDED_WIDTH) if name in _FOLDED else widest
+    return total
 
 
 def write_item(item: dict[str, Any]) -> None:
@@ -65,7 +82,7 @@ def readable(name: str, value: Any) -> str:
     """A field for people: times in UTC, lists joined, nothing as a dash."""
     if value is None:
         return "-"
-    if name.endswith("_at") and isinstance(value, int | float):
+    if name.endswith(("_at", "time")) and isinstance(value, int | float):
         return datetime.fromtimestamp(value, UTC).strftime("%Y-%m-%d %H:%M:%SZ")
     if isinstance(value, list) and all(isinstance(one, str) for one in value):
         return ", ".join(value) or "-"

@@ -9,7 +9,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from gateway.admin.connection import AdminClient
 from gateway.admin.names import ORGANIZATION, PROJECT, Kind, find_id
-from gateway.admin.options import AsJson, Token, Url, connected
+from gateway.admin.options import AsJson, Token, Url, choice, connected, words
 from gateway.admin.output import one_sentence, write_json, write_table
 from gateway.admin.usage_export import Format, export, pages
 from policies.ledger import Group
@@ -18,7 +18,9 @@ usage = typer.Typer(
     help="What was used, from the ledger.", epilog="Example: warmlane usage --group-by model --from 2026-11-01"
 )
 
-GroupBy = Annotated[Group, typer.Option("--group-by", help="What to sum by.")]
+GroupBy = Annotated[
+    Group, typer.Option("--group-by", parser=choice(Group), metavar="NAME", help=f"What to sum by: {words(Group)}.")
+]
 From = Annotated[
     str | None, typer.Option("--from", help="Where the period begins, such as 2026-11-01; default 30 days ago.")
 ]
@@ -36,7 +38,7 @@ _NAMED: dict[Group, str] = {Group.ORGANIZATION: ORGANIZATION.path, Group.PROJECT
 def show_usage(
     context: typer.Context,
     *,
-    group_by: GroupBy = Group.PROJECT,
+    group_by: GroupBy = Group.PROJECT.value,  # type: ignore[assignment]  # parsed as if it had been given
     since: From = None,
     until: To = None,
     project: ProjectOption = None,
@@ -46,7 +48,7 @@ def show_usage(
     token: Token = None,
     as_json: AsJson = False,
 ) -> None:
-    """Show what was used, summed by organisation, project, key, model, lane or day."""
+    """Show what was used, summed by organisation, project, key, model, lane or day. The middle columns are tokens."""
     if context.invoked_subcommand is not None:
         return _refuse_options(context)
     with connected(url, token) as client:
@@ -55,11 +57,18 @@ def show_usage(
         names = {} if as_json or group_by not in _NAMED else _names(client, _NAMED[group_by])
     if as_json:
         return write_json({"data": rows})
-    for row in rows:
-        row["name"] = names.get(row["group"])
-        row["cost_usd"] = f"{row['cost_usd']:.6f}"
-    columns = ("group", *(("name",) if names else ()), *_COUNTS)
-    return write_table(rows, columns, empty="nothing was used")
+    columns = ("group", *(("name",) if names else ()), *(_heading(name) for name in _COUNTS))
+    return write_table([_shown(row, names) for row in rows], columns, empty="nothing was used")
+
+
+def _shown(row: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
+    counts = {_heading(name): row[name] for name in _COUNTS}
+    return counts | {"group": row["group"], "name": names.get(row["group"]), "cost_usd": f"{row['cost_usd']:.6f}"}
+
+
+def _heading(name: str) -> str:
+    """Without the unit that four columns share: so a line with an id fits into 100 columns."""
+    return name.removesuffix("_tokens")
 
 
 @usage.command("export", epilog="Example: warmlane usage export --format csv --out november.csv --from 2026-11-01")
@@ -85,7 +94,7 @@ def export_usage(
         num_rows = export(pages(client, query), out, kind, lambda rows: progress.advance(task, rows))
     if as_json:
         return write_json({"file": str(out), "rows": num_rows})
-    return typer.echo(f"{num_rows} requests are in {out}")
+    return typer.echo(f"{num_rows} request{' is' if num_rows == 1 else 's are'} in {out}")
 
 
 def _refuse_options(context: typer.Context) -> None:

@@ -16,7 +16,10 @@ _JSON = "application/json"
 
 
 class Discovery:
-    """`is_ready`: whether a request could be served now; `is_degraded`: with less than usual; `unix`: Unix seconds."""
+    """`is_ready`: whether a request could be served now; `is_degraded`: with less than usual; `unix`: Unix seconds.
+
+    `is_draining`: whether it stops, and open streams only go on to their end.
+    """
 
     def __init__(
         self,
@@ -25,11 +28,14 @@ class Discovery:
         is_ready: Callable[[], bool],
         unix: Callable[[], float],
         is_degraded: Callable[[], bool] = lambda: False,
+        *,
+        is_draining: Callable[[], bool] = lambda: False,
     ) -> None:
         self._directory = directory
         self._models = models
         self._is_ready = is_ready
         self._is_degraded = is_degraded
+        self._is_draining = is_draining
         self._unix = unix
         self._started_at = int(unix())
 
@@ -67,13 +73,13 @@ class Discovery:
         return _json({"status": "live"})
 
     async def ready(self, _request: Request) -> Response:
-        """200 while requests can be served, 503 while starting, stopping or without a ready replica.
+        """200 while requests can be served, 503 while starting, stopping (`draining`) or without a ready replica.
 
         `degraded` is a 200: the shared store is away, and every gateway serves with its part of the seats; or the file
         of the store is lost (`reason`), and known keys are served.
         """
         if not self._is_ready():
-            return _json({"status": "not ready"}, 503)
+            return _json({"status": "draining" if self._is_draining() else "not ready"}, 503)
         if self._directory.store_lost:
             return _json({"status": "degraded", "reason": self._directory.store_lost})
         return _json({"status": "degraded" if self._is_degraded() else "ready"})

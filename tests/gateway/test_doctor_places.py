@@ -115,7 +115,7 @@ async def test_the_store_is_read_when_there_is_one(patient):
     async with await SqliteStore.open(path) as store:
         await store.create_organization("demo")
     (finding,) = await check_store(patient)
-    assert "1 organisations, 0 projects, 0 keys" in finding.detail
+    assert "1 organisation, 0 projects, 0 keys" in finding.detail
     path.write_bytes(b"this is no database" * 100)
     assert health(await check_store(patient)) == [Health.BROKEN]
 
@@ -135,7 +135,7 @@ async def test_a_shared_store_is_asked_and_not_written(patient, redis_server):  
     async with opened(shared.settings.store, patient.home.path) as store:
         await store.create_organization("demo")
     (finding,) = await check_store(shared)
-    assert finding.detail == f"{redis_server.url}: 1 organisations, 0 projects, 0 keys"
+    assert finding.detail == f"{redis_server.url}: 1 organisation, 0 projects, 0 keys"
     redis_server.kill()
     (finding,) = await check_store(shared)
     assert finding.health is Health.BROKEN

@@ -3,6 +3,7 @@
 import json
 from types import SimpleNamespace
 
+import httpx
 import pytest
 
 from gateway.api.discovery import Discovery
@@ -72,6 +73,16 @@ async def test_a_gateway_admits_its_part_of_what_is_in_flight(store):
     tenant = Tenant("p", "o", "0" * 32, Limits(rpm=4, concurrency={Lane.BULK: 4}))
     outcomes = [quotas.reserve(tenant, Lane.BULK, Moment(0.0, 0.0)) for _ in range(3)]
     assert [isinstance(outcome, Rejected) for outcome in outcomes] == [False, False, True]
+
+
+async def test_a_gateway_that_stops_says_so(store):
+    """Still 503 for the load balancer; a person sees that it is no fault."""
+    gateway = Gateway(Settings(), store)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(gateway.app()), base_url="http://gateway") as client:
+        for status in ("not ready", "draining"):
+            answer = await client.get("/health/ready")
+            assert (answer.status_code, answer.json()) == (503, {"status": status})
+            gateway.drain()
 
 
 @pytest.mark.parametrize(

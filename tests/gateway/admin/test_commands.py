@@ -12,15 +12,24 @@ import structlog
 import typer
 from typer.testing import CliRunner
 
+from gateway.admin import commands
 from gateway.admin.app import create_admin_app
 from gateway.admin.commands import mount
 from gateway.admin_listener import serving
+from gateway.recorder import MAX_REMEMBERED
 from policies.sqlite_store import SqliteStore
 
 TOKEN = "admin-token-0123456789"
 RECEIPT = {
     "request_id": "req_1", "chosen": "a", "reason": "prefix",
-    "candidates": [{"replica": "a", "score_ms": 1.5, "hit_tokens": {"shadow": 7}, "terms_ms": {}, "filtered": None}],
+    "candidates": [
+        {"replica": "a", "score_ms": 1.5, "hit_tokens": {"fused": 7}, "terms_ms": {"prefill": 1.25}, "filtered": None},
+        {"replica": "b", "score_ms": None, "hit_tokens": None, "terms_ms": None, "filtered": "not ready"},
+    ],
+}  # fmt: skip
+REPLICA = {
+    "name": "worker-0", "model": "small", "engine": "warmlane", "url": "http://127.0.0.1:9", "state": "ready",
+    "seats": 8, "in_flight": {"interactive": 2, "bulk": 1}, "labels": {"gpu": "no"}, "load": {"waiting": 0},
 }  # fmt: skip
 
 app = typer.Typer()
@@ -30,7 +39,7 @@ mount(app)
 @pytest.fixture
 async def url(tmp_path, gateway, control):
     """A real admin plane on a port of its own, served while the test's command runs in a thread."""
-    gateway.will("GET", "/replicas", {"data": [{"name": "worker-0", "state": "ready", "seats": 8}]})
+    gateway.will("GET", "/replicas", {"data": [REPLICA]})
     gateway.will("POST", "/replicas/worker-0/drain", {"name": "worker-0", "state": "draining"})
     gateway.will("POST", "/replicas/worker-0/resume", {"name": "worker-0", "state": "ready"})
     gateway.will("GET", "/requests/req_1/receipt", RECEIPT)
@@ -158,7 +167,62 @@ async def test_a_receipt_is_shown(made, warmlane):
     assert await made("receipt", "req_1") == RECEIPT
     shown = (await warmlane("receipt", "req_1")).stdout
     assert re.search(r"^chosen +a$", shown, re.MULTILINE)
-    assert "score_ms" in shown
+    heading, first, second = shown.splitlines()[-3:]
+    assert heading.split()[:5] == ["replica", "score_ms", "hit_tokens", "seat", "prefill"]
+    assert first.split()[:5] == ["a", "1.5", "7", "-", "1.25"]
+    assert second.endswith("not ready")
+
+
+@pytest.mark.parametrize("given", ["chatcmpl-req_1-1", "cmpl-req_1-2", "chatcmpl-req_1"])
+async def test_the_id_in_an_answers_body_finds_its_receipt(made, given):
+    """It is what a client has at hand."""
+    assert await made("receipt", given) == RECEIPT
+
+
+async def test_an_unknown_receipt_says_where_receipts_live(warmlane):
+    """Whoever asks after a restart must not think that the request never was."""
+    said = (await warmlane("receipt", "chatcmpl-req_none-1")).stderr
+    assert "'req_none'" in said
+    assert "the last 10,000 requests" in said
+    assert "/admin/v1/usage/requests/" in said
+    assert MAX_REMEMBERED == 10_000
+
+
+async def test_a_replica_is_one_row_without_what_only_json_can_show(warmlane, made):
+    """What is nested would be as wide as the rest together."""
+    shown = (await warmlane("replica", "list")).stdout.splitlines()
+    assert [line.split() for line in shown] == [
+        ["name", "model", "engine", "state", "seats", "running"],
+        ["worker-0", "small", "warmlane", "ready", "8", "3"],
+    ]
+    assert (await made("replica", "list"))["data"] == [REPLICA]
+
+
+async def test_a_new_secret_is_said_to_be_shown_once(warmlane, project):
+    """On stderr: stdout has the fields alone."""
+    for words in (("create", "--project", "chat", "--name", "x"), ("rotate", "KEY")):
+        listed = json.loads((await warmlane("key", "list", "--json")).stdout)["data"]
+        result = await warmlane("key", *(listed[0]["id"] if word == "KEY" else word for word in words))
+        assert result.stderr == "the secret is shown only this once: keep it now\n"
+        assert "secret" in result.stdout
+    assert (await warmlane("key", "create", "--project", "chat", "--name", "y", "--json")).stderr == ""
+
+
+async def test_a_key_has_its_state(warmlane, made, project):
+    """A column of dashes and times tells it less well."""
+    for name in ("usable", "revoked"):
+        key = await made("key", "create", "--project", "chat", "--name", name)
+    await made("key", "revoke", key["id"])
+    rows = [line.split() for line in (await warmlane("key", "list")).stdout.splitlines()[1:]]
+    assert sorted((row[1], row[-1]) for row in rows) == [("revoked", "revoked"), ("usable", "usable")]
+    assert commands.key_state({"revoked_at": None, "expires_at": 100}, 100.0) == "expired"
+
+
+async def test_limits_are_taken_back_with_an_empty_document(warmlane, made, project):
+    """`set` replaces the whole of it, and says what then holds."""
+    await made("limits", "set", "--project", "chat", '{"rpm": 5}')
+    assert (await warmlane("limits", "set", "--project", "chat", "{}")).stdout == "nothing is set: all is inherited\n"
+    assert await made("limits", "get", "--project", "chat") == {}
 
 
 async def test_tables_are_whole_lines_in_a_pipe(warmlane, made, project):
@@ -166,9 +230,20 @@ async def test_tables_are_whole_lines_in_a_pipe(warmlane, made, project):
     key = await made("key", "create", "--project", project["id"], "--name", "[bold]" + "x" * 100)
     lines = (await warmlane("key", "list")).stdout.splitlines()
     assert len(lines) == 2
-    assert lines[0].split()[:3] == ["id", "name", "prefix"]
-    assert lines[1].split()[:3] == [key["id"], "[bold]" + "x" * 100, key["prefix"]]
-    assert "2" in lines[1].split()[5][:1]
+    assert lines[0].split() == ["id", "name", "project_id", "max_lane", "roles", "state"]
+    assert lines[1].split() == [key["id"], "[bold]" + "x" * 100, project["id"], "-", "service", "usable"]
+
+
+@pytest.mark.parametrize("columns", ["100", "40"])
+async def test_ids_are_whole_in_a_terminal(warmlane, made, project, monkeypatch, columns):
+    """They are copied into the next command. With 100 columns a line fits; with 40 the terminal wraps it."""
+    key = await made("key", "create", "--project", "chat", "--name", "a long name for a key " * 3)
+    monkeypatch.setenv("TTY_COMPATIBLE", "1")
+    monkeypatch.setenv("COLUMNS", columns)
+    for words, ids in ((("key", "list"), (key["id"], project["id"])), (("audit",), (key["id"], "key.created"))):
+        shown = re.sub(r"\x1b\[[0-9;]*m", "", (await warmlane(*words)).stdout)
+        assert all(one in shown for one in ids), shown
+        assert columns == "40" or max(map(len, shown.splitlines())) <= 100
 
 
 @pytest.mark.parametrize("words", [("org", "list"), ("project", "list"), ("key", "list")])
@@ -194,7 +269,7 @@ async def test_an_empty_list_says_so(warmlane, words):
         (("receipt", "req_none"), "no gateway knows the request 'req_none'"),
         (("replica", "drain", "none"), "no gateway knows the replica 'none'"),
         (("org", "list", "--token", "wrong"), "give the admin token"),
-        (("org", "list", "--url", "http://127.0.0.1:1"), "cannot be reached"),
+        (("org", "list", "--url", "http://127.0.0.1:1"), "is it running? start it with `make run` or `warmlane up`"),
     ],
 )
 async def test_a_failure_is_one_sentence_and_exit_1(warmlane, project, words, sentence):
@@ -232,6 +307,22 @@ async def test_bad_usage_is_exit_2(warmlane, words):
 
 
 @pytest.mark.parametrize(
+    ("words", "choices"),
+    [
+        (("usage", "--group-by", "x"), "organization, project, key, model, lane or day"),
+        (("key", "create", "--project", "p", "--name", "n", "--max-lane", "x"), "interactive, standard or bulk"),
+    ],
+)
+def test_a_wrong_choice_is_answered_with_the_choices(words, choices):
+    """As plain words, and the same in the help."""
+    said = " ".join(CliRunner().invoke(app, list(words)).stderr.replace("│", " ").split())
+    assert f"'x' is none of them; give {choices}" in said
+    assert "Value error" not in said
+    shown = " ".join(CliRunner().invoke(app, [*words[:-2], "--help"]).stdout.replace("│", " ").split())
+    assert choices.split(", ")[-1] in shown
+
+
+@pytest.mark.parametrize(
     "words",
     [
         ("org", "create"), ("org", "list"), ("project", "create"), ("project", "list"),
@@ -258,7 +349,9 @@ async def test_audit_shows_who_changed_what(made, warmlane, project):
     assert (await made("audit", "--action", "key.created"))["data"] == []
     shown = await warmlane("audit", "--subject", project["id"], "--from", "2020-01-01")
     assert shown.exit_code == 0
-    assert "limits.set" in shown.stdout
+    heading, newest, _ = shown.stdout.splitlines()
+    assert heading.split() == ["time", "actor", "change", "subject"]
+    assert re.fullmatch(rf"20\d\d-\d\d-\d\d \d\d:\d\d:\d\dZ +admin_token +limits\.set +{project['id']} *", newest)
     assert (await warmlane("audit", "--actor", "nobody")).stdout == "nothing was changed\n"
 
 

@@ -214,7 +214,7 @@ async def test_the_shell_shows_a_table(warmlane, ledger):
     assert shown.exit_code == 0, shown.output
     heading, line = shown.stdout.splitlines()
     assert heading.split() == [
-        "group", "requests", "refused", "prompt_tokens", "cached_tokens", "completion_tokens", "charged_tokens", "cost_usd",
+        "group", "requests", "refused", "prompt", "cached", "completion", "charged", "cost_usd",
     ]  # fmt: skip
     assert line.split() == ["small-a", "1", "0", "0", "0", "0", "1234", "0.002500"]
     assert "nothing was used" in (await warmlane("usage", "--from", "2020-01-01", "--to", "2020-01-02")).stdout
