@@ -183,6 +183,7 @@ class Gateway:
             parts.unix,
             self.is_degraded,
             is_draining=lambda: self._is_draining,
+            fault=lambda: parts.journal.fault,
         )
         own = Own(
             parts.directory,

@@ -30,6 +30,11 @@ class Journal(Protocol):
         """Requests that were noted and have not ended."""
         ...
 
+    @property
+    def fault(self) -> str | None:
+        """Why requests cannot be written down now and are refused; None when they can."""
+        ...
+
     def intend(self, intent: Intent) -> None:
         """A request is about to be sent to an engine, for the first time. Raises `Refused` if it cannot be noted."""
         ...
@@ -43,6 +48,7 @@ class NoJournal:
     """Writes nothing down: a gateway without a home."""
 
     num_open = 0
+    fault = None
 
     def intend(self, intent: Intent) -> None:
         """Nothing."""

@@ -12,6 +12,7 @@ import secrets
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import structlog
 
@@ -54,6 +55,7 @@ class LedgerFile:
         self._look_again_at = 0.0
         self._is_half_full = False
         self.num_dropped = 0
+        self.fault: str | None = None  # why nothing can be written down now
         self._descriptor, self._size = self._begin()
 
     def intend(self, intent: Intent) -> None:
@@ -62,12 +64,16 @@ class LedgerFile:
         Nothing may be sent that is not written down: it could not be charged.
         """
         line = encode(intent) + b"\n"
-        if self._unwritten and not self._write_rest():
-            raise _full()
-        if self._size + len(line) > self._max_file_bytes and not self._rotate():
-            raise _full()
-        if not self._append(line):
-            raise _full()
+        is_noted = (
+            (not self._unwritten or self._write_rest())
+            and (self._size + len(line) <= self._max_file_bytes or self._rotate())
+            and self._append(line)
+        )
+        if not is_noted:
+            self._refuse()
+        if self.fault is not None:
+            self.fault = None
+            log.info("ledger.has_room")
         self._open[intent.request_id] = line
 
     def settle(self, record: RequestRecord) -> None:
@@ -108,6 +114,15 @@ class LedgerFile:
 
     def __repr__(self) -> str:
         return f"<LedgerFile {self._owner} open={self.num_open} bytes={self._size}>"
+
+    def _refuse(self) -> NoReturn:
+        if self.fault is None:
+            self.fault = (
+                f"requests cannot be written down in {self._folder}: its disk or its {self._max_files} files are full"
+            )
+            log.warning("ledger.refuses", reason=self.fault)
+        message = "the ledger has no room to write this request down, so it is not sent"
+        raise Refused(message, code="ledger_full", status=503, retry_after_s=1.0, outcome=Outcome.SHED)
 
     def _write_rest(self) -> bool:
         while self._unwritten:
@@ -183,8 +198,3 @@ class LedgerFile:
 def _write_whole(descriptor: int, content: bytes) -> None:
     if os.write(descriptor, content) != len(content):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
-def _full() -> Refused:
-    message = "the ledger has no room to write this request down, so it is not sent"
-    return Refused(message, code="ledger_full", status=503, retry_after_s=1.0, outcome=Outcome.SHED)

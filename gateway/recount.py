@@ -4,7 +4,7 @@ Where nothing is limited nothing is counted; what was used is in the ledger, and
 """
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 import structlog
 
@@ -18,6 +18,8 @@ from policies.tenant import Limits, Tenant
 log = structlog.get_logger()
 
 RETRY_S = 1.0  # chosen: a ledger that was busy is free again by then
+# Chosen: a row is in the ledger half a second after its request, and what runs when a limit is set ends later.
+AGAIN_AFTER_S = (1.0, 10.0, 100.0)
 
 Limited = tuple[str, str, str]  # whose limit, which, by the calendar of which time zone
 
@@ -33,9 +35,11 @@ class Recount:
         moment: Callable[[], Moment],
         *,
         retry_s: float = RETRY_S,
+        again_after_s: Sequence[float] = AGAIN_AFTER_S,
     ) -> None:
         """`tenants`: those of now, at each call."""
         self._retry_s = retry_s
+        self._again_after_s = again_after_s
         self._quotas = quotas
         self._ledger = ledger
         self._tenants = tenants
@@ -51,16 +55,31 @@ class Recount:
         self._known = limited
 
     async def follow(self) -> None:
-        """Count again whenever a limit is set that was not, until cancelled. A ledger that is away is asked again."""
+        """Count again whenever a limit is set that was not, until cancelled. A ledger that is away is asked again.
+
+        And some times more after that, for what ran when it was set: what is counted twice counts once.
+        """
         while True:
             await self._is_due.wait()
             self._is_due.clear()
-            try:
-                await self.recount()
-            except StoreError as error:
-                log.warning("limits.not_recounted", error=str(error))
-                await asyncio.sleep(self._retry_s)
-                self._is_due.set()
+            for pause_s in (0.0, *self._again_after_s):
+                if pause_s and await self._is_due_within(pause_s):
+                    break
+                try:
+                    await self.recount()
+                except StoreError as error:
+                    log.warning("limits.not_recounted", error=str(error))
+                    await asyncio.sleep(self._retry_s)
+                    self._is_due.set()
+                    break
+
+    async def _is_due_within(self, pause_s: float) -> bool:
+        """Whether a limit was set before the pause was over."""
+        try:
+            async with asyncio.timeout(pause_s):
+                return await self._is_due.wait()
+        except TimeoutError:
+            return False
 
     async def recount(self) -> None:
         """Everything that was used in the windows of now counts. Raises `StoreError`."""

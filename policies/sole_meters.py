@@ -128,10 +128,7 @@ class SoleMeters:
             used = self._known(meter) if period is None else period.used
             reset_s = meter.ends_at - moment.unix if used else 0.0
         else:
-            minute = self._minutes.get(meter.key)
-            if minute is None:
-                return most, 0.0
-            used, reset_s = minute.standing(moment.now)
+            used, reset_s = self._minute_as_known(meter, moment).standing(moment.now)
         return most - used if used < most else 0, reset_s
 
     def used(self, meter: Meter, moment: Moment) -> int:
@@ -139,8 +136,7 @@ class SoleMeters:
         if meter.ends_at:
             period = self._periods.get(meter.key)
             return self._known(meter) if period is None else period.used
-        minute = self._minutes.get(meter.key)
-        return 0 if minute is None else minute.used(moment.now)
+        return self._minute_as_known(meter, moment).used(moment.now)
 
     def restore(self, rows: Iterable[Used], moment: Moment) -> None:
         """Everything that was used earlier, as far as it is known: a meter counts that much at least.
@@ -178,6 +174,15 @@ class SoleMeters:
 
     def __repr__(self) -> str:
         return f"<SoleMeters {' '.join(f'{name}={count}' for name, count in self.statistics().items())}>"
+
+    def _minute_as_known(self, meter: Meter, moment: Moment) -> _Minute:
+        """The last minute, also of a meter that nothing was taken of yet. Does not mutate."""
+        minute = self._minutes.get(meter.key)
+        if minute is None:
+            minute = _Minute()
+            if self._history:
+                self._restore_minute(minute, meter.of, meter.counted.value, moment)
+        return minute
 
     def _open_minute(self, meter: Meter, moment: Moment) -> _Minute:
         minute = self._minutes[meter.key] = _Minute()

@@ -59,6 +59,9 @@ def pages(client: AdminClient, query: dict[str, Any]) -> Iterator[Rows]:
 
 def export(found: Iterable[Rows], out: Path, kind: Format, on_rows: Callable[[int], None]) -> int:
     """Write all pages to `out`; how many rows. `on_rows`: told of each page's number. Raises `CommandFailed`."""
+    if out.name == "-" or (out.exists() and not out.is_file()):
+        raise CommandFailed(f"{out} is no regular file: give the name of a file to write")
+    out = out.resolve()  # of a link, what it leads to is written anew
     partial = out.with_name(f".{out.name}.partial")
     writing = _csv if kind is Format.CSV else _parquet
     num_rows = 0

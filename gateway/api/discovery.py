@@ -16,9 +16,10 @@ _JSON = "application/json"
 
 
 class Discovery:
-    """`is_ready`: whether a request could be served now; `is_degraded`: with less than usual; `unix`: Unix seconds.
+    """Tells models and how the gateway stands.
 
-    `is_draining`: whether it stops, and open streams only go on to their end.
+    `is_ready`: whether a request could be served now; `is_degraded`: with less than usual; `unix`: Unix seconds.
+    `fault`: what an operator must mend, None if nothing. `is_draining`: whether it stops, and only open streams go on.
     """
 
     def __init__(
@@ -30,12 +31,14 @@ class Discovery:
         is_degraded: Callable[[], bool] = lambda: False,
         *,
         is_draining: Callable[[], bool] = lambda: False,
+        fault: Callable[[], str | None] = lambda: None,
     ) -> None:
         self._directory = directory
         self._models = models
         self._is_ready = is_ready
         self._is_degraded = is_degraded
         self._is_draining = is_draining
+        self._fault = fault
         self._unix = unix
         self._started_at = int(unix())
 
@@ -76,12 +79,14 @@ class Discovery:
         """200 while requests can be served, 503 while starting, stopping (`draining`) or without a ready replica.
 
         `degraded` is a 200: the shared store is away, and every gateway serves with its part of the seats; or the file
-        of the store is lost (`reason`), and known keys are served.
+        of the store is lost (`reason`), and known keys are served; or the ledger has no room (`reason`), and requests
+        are refused until it has.
         """
         if not self._is_ready():
             return _json({"status": "draining" if self._is_draining() else "not ready"}, 503)
-        if self._directory.store_lost:
-            return _json({"status": "degraded", "reason": self._directory.store_lost})
+        reason = self._directory.store_lost or self._fault()
+        if reason:
+            return _json({"status": "degraded", "reason": reason})
         return _json({"status": "degraded" if self._is_degraded() else "ready"})
 
     def _visible(self, request: Request) -> list[ServedModel] | Response:

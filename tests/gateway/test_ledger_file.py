@@ -219,9 +219,11 @@ def test_a_full_disk_refuses_what_is_new_and_keeps_what_ended(make, tmp_path, fu
     journal = make()
     journal.intend(intent(1))
     size = files(tmp_path)[0].stat().st_size
+    assert journal.fault is None
     full_disk(size + 20)
     with pytest.raises(Refused):
         journal.intend(intent(2))
+    assert "cannot be written down" in journal.fault
     journal.settle(record(1))
     journal.settle(record(3, outcome="refused"))
     assert (journal.num_dropped, files(tmp_path)[0].stat().st_size) == (1, size)
@@ -229,6 +231,7 @@ def test_a_full_disk_refuses_what_is_new_and_keeps_what_ended(make, tmp_path, fu
         journal.intend(intent(4))
     full_disk(resource.RLIM_INFINITY)
     journal.intend(intent(5))
+    assert journal.fault is None
     assert replayed(tmp_path) == (["req_1"], ["req_5"])
 
 

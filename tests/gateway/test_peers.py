@@ -85,6 +85,17 @@ async def test_a_gateway_that_stops_says_so(store):
             gateway.drain()
 
 
+async def test_a_ledger_without_room_is_told_with_its_reason():
+    """Every request is refused then, so an operator must hear of it."""
+    faults = ["requests cannot be written down"]
+    directory = SimpleNamespace(store_lost=None)
+    discovery = Discovery(directory, None, lambda: True, lambda: 0.0, fault=lambda: faults[0])
+    told = json.loads((await discovery.ready(None)).body)
+    assert told == {"status": "degraded", "reason": "requests cannot be written down"}
+    faults[0] = None
+    assert json.loads((await discovery.ready(None)).body) == {"status": "ready"}
+
+
 @pytest.mark.parametrize(
     ("is_ready", "is_degraded", "told"),
     [

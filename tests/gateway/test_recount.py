@@ -19,6 +19,7 @@ class ScriptedLedger:
     """Knows of 900 tokens this hour; fails as often as it is told."""
 
     def __init__(self, faults=0):
+        self.charged = 900
         self.faults = faults
         self.asked = asyncio.Event()
 
@@ -33,7 +34,7 @@ class ScriptedLedger:
             self.faults -= 1
             raise StoreError("the ledger is away")
         hour = int(UNIX) - int(UNIX) % 3600
-        return [Tally("o", "p", hour, Totals(requests=3, charged_tokens=900))]
+        return [Tally("o", "p", hour, Totals(requests=3, charged_tokens=self.charged))]
 
 
 def tenant(**limits):
@@ -50,10 +51,10 @@ def hold(quotas, team, tokens):
 
 
 @contextlib.asynccontextmanager
-async def following(ledger, tenants):
+async def following(ledger, tenants, again_after_s=()):
     """A recount at work over a list of tenants that the test changes."""
     quotas = Quotas()
-    recount = Recount(quotas, ledger, lambda: tenants, lambda: AT, retry_s=0.0)
+    recount = Recount(quotas, ledger, lambda: tenants, lambda: AT, retry_s=0.0, again_after_s=again_after_s)
     task = asyncio.create_task(recount.follow())
     try:
         yield quotas, recount
@@ -82,6 +83,19 @@ async def test_a_new_limit_finds_what_was_used_before_it():
         await asked(ledger)
         assert hold(quotas, tenants[0], 100) is None
         assert isinstance(hold(quotas, tenants[0], 101), Rejected)
+
+
+async def test_what_was_not_yet_in_the_ledger_is_found_a_little_later():
+    """A row comes half a second after its request; one that runs when the limit is set, later still."""
+    ledger, tenants = ScriptedLedger(), [tenant(tokens_per_day=1000)]
+    async with following(ledger, tenants, again_after_s=(0.01, 0.01)) as (quotas, recount):
+        recount.changed()
+        await asked(ledger)
+        assert hold(quotas, tenants[0], 100) is None
+        ledger.charged = 990
+        await asked(ledger)
+        assert isinstance(hold(quotas, tenants[0], 100), Rejected)
+        await asked(ledger)
 
 
 async def test_other_changes_ask_nothing():

@@ -151,6 +151,8 @@ def test_what_was_used_before_the_start_counts():
     ]
     meters.restore(rows, AT)
     assert meters.remaining(day(), AT)[0] == 60
+    assert (meters.remaining(minute(), AT)[0], meters.used(minute(), AT)) == (70, 30), "told as it is enforced"
+    assert meters.statistics()["meters"] == 0
     assert meters.take(day(), 61, AT).remaining == 60
     assert meters.take(minute(), 71, AT).remaining == 70
     assert not isinstance(meters.take(minute(), 70, AT), Short)

@@ -4,6 +4,7 @@ import asyncio
 import csv
 import importlib
 import json
+import os
 import socket
 import sys
 from datetime import UTC, datetime
@@ -256,6 +257,23 @@ async def test_a_file_that_cannot_be_written_is_one_sentence(warmlane, tmp_path)
     failed = await warmlane("usage", "export", "--out", str(tmp_path / "nowhere" / "rows.csv"))
     assert (failed.exit_code, failed.stdout) == (1, "")
     assert "cannot be written: No such file or directory" in failed.stderr
+
+
+async def test_only_a_regular_file_is_replaced(warmlane, ledger, tmp_path):
+    """Not a device or a pipe, which would be gone; of a link, what it leads to. `-` is no file."""
+    await ledger.add([row(1)])
+    pipe, kept, link = tmp_path / "pipe", tmp_path / "kept.csv", tmp_path / "link.csv"
+    os.mkfifo(pipe)
+    kept.write_text("old")
+    link.symlink_to(kept)
+    for out in (pipe, tmp_path, "-"):
+        failed = await warmlane("usage", "export", "--out", str(out))
+        assert failed.exit_code in {1, 2}
+        assert "no regular file" in failed.stderr or "directory" in failed.stderr
+    assert pipe.is_fifo()
+    assert (await warmlane("usage", "export", "--out", str(link))).exit_code == 0
+    assert link.is_symlink()
+    assert len(kept.read_text().splitlines()) == 2
 
 
 @pytest.fixture
