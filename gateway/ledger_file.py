@@ -121,8 +121,7 @@ class LedgerFile:
                 f"requests cannot be written down in {self._folder}: its disk or its {self._max_files} files are full"
             )
             log.warning("ledger.refuses", reason=self.fault)
-        message = "the ledger has no room to write this request down, so it is not sent"
-        raise Refused(message, code="ledger_full", status=503, retry_after_s=1.0, outcome=Outcome.SHED)
+        raise _full()
 
     def _write_rest(self) -> bool:
         while self._unwritten:
@@ -198,3 +197,8 @@ class LedgerFile:
 def _write_whole(descriptor: int, content: bytes) -> None:
     if os.write(descriptor, content) != len(content):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _full() -> Refused:
+    message = "the ledger has no room to write this request down, so it is not sent"
+    return Refused(message, code="ledger_full", status=503, retry_after_s=1.0, outcome=Outcome.SHED)

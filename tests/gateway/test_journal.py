@@ -18,6 +18,7 @@ class Journal:
         self.told = []
         self.open = {}
         self.is_full = False
+        self.fault = None
 
     @property
     def num_open(self):

@@ -8,6 +8,7 @@ import signal
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from gateway.errors import Refused
 from gateway.ledger_file import LedgerFile
@@ -209,7 +210,8 @@ def full_disk(tmp_path):
     """A function that sets how large a file of this process may become: beyond it a write is short, then fails."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
-    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    with capture_logs():  # what it says may be a file, too
+        yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
     resource.setrlimit(resource.RLIMIT_FSIZE, before)
     signal.signal(signal.SIGXFSZ, handler)
 
