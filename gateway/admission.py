@@ -100,14 +100,17 @@ class Dispatch:
         self._arm_recheck()
 
     def wake_caps(self) -> None:
-        """Caps were leased: those that waited for them are asked again."""
+        """Caps are others now: those that waited for them are asked again."""
         self._caps.granted()
         for queue in self._models.values():
             queue.queue.wake(with_capped=True)
         self.wake()
 
     def recheck(self) -> None:
-        """Some time has passed: ask again also for what a lease refused, so that the demand for it stays known."""
+        """Leases left more, or some time has passed: ask again also for what a lease refused.
+
+        Also after a while alone, so that the demand for it stays known.
+        """
         for tenant, lane in self._caps.granted():
             self._on_give_back(tenant, lane)
         self.wake()

@@ -74,7 +74,7 @@ class Gateway:
         claims: CacheClaims | None = None,
         books: Books | None = None,
     ) -> None:
-        """`peers`: the other gateways, where there may be some; call `dispatch.wake_caps` when they leave more.
+        """`peers`: the other gateways, where there may be some; call `dispatch.recheck` when they leave more.
 
         `claims`: which tenant owns which engine without a salt; None: known to this process alone. `books`: where
         requests are written down and what was used is read; None: nowhere.
@@ -127,6 +127,11 @@ class Gateway:
     def _budget_watch(self, store: Store) -> BudgetWatch:
         webhook, tenants = webhook_of(self.settings.alerts), self.parts.directory.tenants
         return BudgetWatch(self.parts.quotas.meters, tenants, store, webhook, self.metrics.budget_reached)
+
+    async def recount(self) -> None:
+        """What was used before counts again, so that nobody gets past a limit by a restart. Raises `StoreError`."""
+        if self._recount is not None:
+            await self._recount.recount()
 
     def _on_open(self) -> None:
         """More seats than before: those who wait are asked in the next turn, when a lease that ends has ended."""

@@ -14,7 +14,7 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn
 from gateway.home import store_path
 from gateway.ledger import ledger_path
 from gateway.settings import ConfigError, Settings
-from policies.sqlite_schema import BUSY_TIMEOUT_MS
+from policies.sqlite_opening import BUSY_TIMEOUT_MS
 from policies.store import StoreError
 
 PAGES_PER_STEP = 1024  # chosen: 4 MiB at a time, so that writers get in between

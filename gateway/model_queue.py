@@ -93,6 +93,7 @@ class ModelQueue:
     def turns(self, now: float) -> Iterator[Turn | Absent]:
         """Every turn that can be given now, and every entry that waits in vain, one after the other."""
         self._now = now
+        in_vain: set[tuple[Entry, str]] = set()  # picks that could not be made real since the last that could
         while self.queue:
             near = self._near() if len(self.queue) > 1 else ()  # who waits alone is asked in any case
             picked = self.queue.pick(self._offer, now, near)
@@ -103,7 +104,13 @@ class ModelQueue:
                     return
                 continue
             turn = self._turn(picked, now)
-            if turn is not None:
+            if turn is None:
+                vain = (picked.entry, picked.offer.payload.chosen)
+                if vain in in_vain:  # what stood in its way was not learned: look again later, not for ever now
+                    return
+                in_vain.add(vain)
+            else:
+                in_vain.clear()
                 self.num_turns += 1
                 self._headroom.dispatched(picked, now)
                 waiting = self.queue.depth(turn.entry.lane)

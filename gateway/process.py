@@ -24,12 +24,9 @@ from gateway.app import Gateway
 from gateway.fleet import Announcement
 from gateway.isolation import opened_claims
 from gateway.ledger import opened_books
-from gateway.ledger_restore import used_so_far
 from gateway.settings import ConfigError, Settings, load
 from gateway.stores import is_made, opened, store_name
 from observability import logs
-from policies.ledger import Ledger
-from policies.meters import Moment
 from policies.store import StoreError, StoreLost
 
 if TYPE_CHECKING:
@@ -82,13 +79,12 @@ async def _run(settings: Settings, home: Path, control: Path, *, port: int, numb
         peers = _peers(settings, number) if settings.store.is_shared else None
         gateway = Gateway(settings, store, peers, claims, books)
         await gateway.parts.directory.refresh()
-        if peers is None:  # what several gateways count together outlives each of them
-            await _restore(gateway, books.ledger)
+        await gateway.recount()
         gateway.parts.fleet.announce(workers)
         if settings.gateway.processes > 1:  # connections come at once, and others could serve them already
             await gateway.parts.fleet.probe_all()
         if peers is not None:
-            peers.on_raise = gateway.parts.dispatch.wake_caps
+            peers.on_raise = gateway.parts.dispatch.recheck
             await leases.enter_async_context(peers)
             await peers.until_granting()
         lease_id = f" gateway={peers.gateway}" if peers is not None else ""
@@ -103,13 +99,6 @@ def _peers(settings: Settings, number: int) -> "RedisPeers":
     from gateway.redis_peers import RedisPeers  # one process with SQLite loads nothing of it
 
     return RedisPeers(settings.store.url, number=number, processes=settings.gateway.processes)
-
-
-async def _restore(gateway: Gateway, ledger: Ledger) -> None:
-    """What was used before counts again, so that nobody gets past a limit by a restart."""
-    moment = Moment(gateway.parts.clock(), gateway.parts.unix())
-    rows = await used_so_far(ledger, gateway.parts.directory.tenants(), moment.unix)
-    gateway.parts.quotas.restore(rows, moment)
 
 
 async def _serve(

@@ -93,7 +93,10 @@ class Caps:
         held = self._held.get((tenant, lane))
         if held is None:
             return limits.in_flight != 0 and (replica is None or limits.per_replica != 0)
-        if held.refused and ("" in held.refused or replica in held.refused):
+        if held.refused and (  # by a lease; another request of the flow may have limits that this one has not
+            (limits.in_flight is not None and "" in held.refused)
+            or (limits.per_replica is not None and replica in held.refused)
+        ):
             return False
         if limits.in_flight is not None and held.in_flight >= limits.in_flight:
             return False

@@ -10,7 +10,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import TypeVar
 
-from policies.sqlite_schema import BUSY_TIMEOUT_MS
+from policies.sqlite_opening import BUSY_TIMEOUT_MS
 from policies.store import StoreError
 
 R = TypeVar("R")

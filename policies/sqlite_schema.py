@@ -1,21 +1,16 @@
-"""The tables of the SQLite store, how they change from version to version, and how a file is opened safely.
+"""The tables of the SQLite store, and how they change from version to version.
 
-A migration is one step of `PRAGMA user_version`, run in one transaction. Every change to what a directory reads raises
+Every change to what a directory reads raises
 the revision by a trigger, so that no statement can forget it.
 """
 
-import os
-import shutil
 import sqlite3
 from pathlib import Path
 
 from policies.keys import new_server_secret
-from policies.store import StoreError
+from policies.sqlite_opening import Schema, open_sqlite
 
 APPLICATION_ID = 0x776C616E  # "wlan" in ASCII; tells our files from other applications'
-_NEW_STORE_BYTES = 1 << 18  # measured: an empty store, its log and its shared memory take 150 kB
-_NO_ROOM = (sqlite3.SQLITE_IOERR, sqlite3.SQLITE_CANTOPEN)
-BUSY_TIMEOUT_MS = 5000  # chosen: another process's transaction takes milliseconds
 
 _VERSION_1 = """
 CREATE TABLE installation (
@@ -111,80 +106,9 @@ def _add_audit(connection: sqlite3.Connection) -> None:
 
 _MIGRATIONS = (_create, _add_audit)
 VERSION = len(_MIGRATIONS)
+_SCHEMA = Schema("store", APPLICATION_ID, _MIGRATIONS, has_foreign_keys=True, is_checked=True)
 
 
 def open_database(path: Path) -> sqlite3.Connection:
-    """A connection to the store in `path`, made or brought up to date if need be, readable by its owner alone.
-
-    Raises `StoreError` for a file that is damaged, of a newer version, or another application's.
-    """
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        os.close(os.open(path, os.O_RDWR | os.O_CREAT, 0o600))
-        path.chmod(0o600)  # SQLite gives its WAL files the mode of the database
-        connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False, cached_statements=64)
-    except (OSError, sqlite3.Error) as error:
-        raise StoreError(f"the store {path} cannot be opened: {error}") from error
-    try:
-        _prepare(connection, path)
-    except sqlite3.Error as error:
-        connection.close()
-        raise StoreError(f"the store {path} cannot be used: {why_unusable(error, _free_bytes(path))}") from error
-    except StoreError:
-        connection.close()
-        raise
-    return connection
-
-
-def why_unusable(error: sqlite3.Error, free_bytes: int) -> str:
-    """The likely cause. SQLite calls a full disk an I/O error where its shared memory finds no room."""
-    code = getattr(error, "sqlite_errorcode", 0) & 0xFF  # the rest tells kinds of one error apart
-    if code == sqlite3.SQLITE_FULL or (code in _NO_ROOM and free_bytes < _NEW_STORE_BYTES):
-        return f"no space left on its disk ({error})"
-    return f"it may be damaged: {error}"
-
-
-def _free_bytes(path: Path) -> int:
-    return shutil.disk_usage(path.parent).free
-
-
-def _prepare(connection: sqlite3.Connection, path: Path) -> None:
-    connection.execute(f"PRAGMA busy_timeout = {BUSY_TIMEOUT_MS}")
-    connection.execute("PRAGMA foreign_keys = ON")
-    _refuse_foreign(connection, path)
-    connection.execute("PRAGMA journal_mode = WAL")
-    connection.execute("PRAGMA synchronous = NORMAL")
-    _migrate(connection, path)
-    found = connection.execute("PRAGMA quick_check(1)").fetchone()[0]
-    if found != "ok":
-        raise StoreError(f"the store {path} is damaged: {found}")
-
-
-def _refuse_foreign(connection: sqlite3.Connection, path: Path) -> None:
-    # In this order: another process that makes the store just now writes both in one transaction.
-    num_tables = connection.execute("SELECT count(*) FROM sqlite_master").fetchone()[0]
-    application = connection.execute("PRAGMA application_id").fetchone()[0]
-    if application != APPLICATION_ID and (application or num_tables):
-        raise StoreError(f"{path} is another application's database, not a Warmlane store")
-
-
-def _migrate(connection: sqlite3.Connection, path: Path) -> None:
-    connection.execute("BEGIN IMMEDIATE")  # two processes that start together migrate one after the other
-    try:
-        for step in _MIGRATIONS[_version_of(connection, path) :]:
-            step(connection)
-        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
-        connection.execute(f"PRAGMA user_version = {VERSION}")
-    except BaseException:
-        connection.execute("ROLLBACK")
-        raise
-    connection.execute("COMMIT")
-
-
-def _version_of(connection: sqlite3.Connection, path: Path) -> int:
-    version: int = connection.execute("PRAGMA user_version").fetchone()[0]
-    if version > VERSION:
-        raise StoreError(
-            f"the store {path} has version {version}, this Warmlane knows up to {VERSION}; use a newer Warmlane"
-        )
-    return version
+    """A connection to the store in `path`. Raises `StoreError` (`sqlite_opening.py`)."""
+    return open_sqlite(path, _SCHEMA)

@@ -1,15 +1,12 @@
 """The store of one node: a SQLite file that the supervisor writes and its gateways read. Holds no rule.
 
-One connection in one thread does everything in order, so there is one writer in a process, the event loop never waits
-for a disk, and a caller that is cancelled leaves its transaction whole. Other processes may use the same file. While
-it is deleted, or cannot be written, every call raises `StoreLost`.
+One connection in one thread does everything in order (`sqlite_thread.py`). Other processes may use the same file.
+While it is deleted, or cannot be written, every call raises `StoreLost`.
 """
 
-import asyncio
 import sqlite3
 import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -19,6 +16,7 @@ from policies.sqlite_audit import AuditTable
 from policies.sqlite_file import WatchedFile
 from policies.sqlite_schema import open_database
 from policies.sqlite_tables import Tables
+from policies.sqlite_thread import SqliteThread
 from policies.store import (
     MAX_PAGE,
     Deleted,
@@ -30,7 +28,6 @@ from policies.store import (
     Page,
     Project,
     Snapshot,
-    StoreError,
 )
 
 R = TypeVar("R")
@@ -40,7 +37,7 @@ class SqliteStore:
     """`policies.store.Store` in one file. Made with `open`; `close` ends its thread."""
 
     def __init__(
-        self, path: Path, thread: ThreadPoolExecutor, tables: Tables, clock: Callable[[], float], keep: AuditKeep
+        self, path: Path, thread: SqliteThread, tables: Tables, clock: Callable[[], float], keep: AuditKeep
     ) -> None:
         self._path = path
         self._thread = thread
@@ -48,7 +45,6 @@ class SqliteStore:
         self._clock = clock
         self._keep = keep
         self._file = WatchedFile(path)
-        self._is_closed = False
 
     @classmethod
     async def open(
@@ -59,12 +55,8 @@ class SqliteStore:
         keep: AuditKeep = AuditKeep(),  # noqa: B008  # frozen
     ) -> Self:
         """The store in `path`, made at the first start, mode 0600. Raises `StoreError`. `clock`: Unix seconds."""
-        thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="store")
-        try:
-            connection = await asyncio.get_running_loop().run_in_executor(thread, open_database, path)
-        except BaseException:
-            thread.shutdown(wait=False)
-            raise
+        thread = SqliteThread("store", path)
+        connection = await thread.open(open_database)
         return cls(path, thread, _tables(connection, clock, keep), clock, keep)
 
     async def create_organization(self, name: str, *, by: Author = SYSTEM) -> Organization:
@@ -167,13 +159,7 @@ class SqliteStore:
 
     async def close(self) -> None:
         """Finish what was begun and let go of the file. Harmless the second time."""
-        if self._is_closed:
-            return
-        self._is_closed = True
-        try:
-            await asyncio.get_running_loop().run_in_executor(self._thread, self._tables.close)
-        finally:
-            self._thread.shutdown(wait=False)
+        await self._thread.close(self._close_tables)
 
     async def __aenter__(self) -> Self:
         return self
@@ -182,15 +168,14 @@ class SqliteStore:
         await self.close()
 
     def __repr__(self) -> str:
-        return f"<SqliteStore {self._path.name} {'closed' if self._is_closed else 'open'}>"
+        return f"<SqliteStore {self._thread.state}>"
 
     async def _in_thread(self, work: Callable[[], R]) -> R:
-        if self._is_closed:
-            raise StoreError(f"the store {self._path} is closed")
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, self._on_file, work)
-        except sqlite3.Error as error:
-            raise StoreError(f"the store {self._path} failed: {error}") from error
+        return await self._thread.run(lambda: self._on_file(work))
+
+    def _close_tables(self) -> None:
+        """In the thread, where what came before may have taken up others."""
+        self._tables.close()
 
     def _on_file(self, work: Callable[[], R]) -> R:
         """`work` done in the file that has the name now. Runs in the store's thread; raises `StoreLost`."""

@@ -52,7 +52,7 @@ def show_usage(
     if context.invoked_subcommand is not None:
         return _refuse_options(context)
     with connected(url, token) as client:
-        query = _query(client, project, organization) | given({"from": since, "to": until, "model": model})
+        query = _query(client, project, organization, since=since, until=until, model=model)
         rows = client.list_all("/usage", {**query, "group_by": group_by.value})
         names = {} if as_json or group_by not in _NAMED else _names(client, _NAMED[group_by])
     if as_json:
@@ -88,7 +88,7 @@ def export_usage(
 ) -> None:
     """Write every request of a period to a file, one row each, as long as rows are kept."""
     with connected(url, token) as client, progress_bar() as progress:
-        query = _query(client, project, organization) | given({"from": since, "to": until, "model": model})
+        query = _query(client, project, organization, since=since, until=until, model=model)
         expected = sum(row["requests"] for row in client.list_all("/usage", {**query, "group_by": "day"}))
         task = progress.add_task(f"writing {out.name}", total=expected)
         num_rows = export(pages(client, query), out, kind, lambda rows: progress.advance(task, rows))
@@ -105,13 +105,22 @@ def _refuse_options(context: typer.Context) -> None:
             raise typer.BadParameter(f"give the options after `{context.invoked_subcommand}`")
 
 
-def _query(client: AdminClient, project: str | None, organization: str | None) -> dict[str, Any]:
-    """The ids of what people gave."""
+def _query(
+    client: AdminClient,
+    project: str | None,
+    organization: str | None,
+    *,
+    since: str | None,
+    until: str | None,
+    model: str | None,
+) -> dict[str, Any]:
+    """What people gave, names as ids."""
     named: list[tuple[str, Kind, str | None]] = [
         ("project_id", PROJECT, project),
         ("organization_id", ORGANIZATION, organization),
     ]
-    return {name: find_id(client, kind, given) for name, kind, given in named if given is not None}
+    found = {name: find_id(client, kind, text) for name, kind, text in named if text is not None}
+    return found | given({"from": since, "to": until, "model": model})
 
 
 def given(options: dict[str, str | None]) -> dict[str, Any]:

@@ -766,6 +766,20 @@ async def test_a_leased_cap_that_others_use_for_long_is_still_wanted():
         assert one.held == (1, 0)
 
 
+async def test_what_a_lease_refused_to_a_cap_is_no_matter_to_who_has_none():
+    """A tenant's caps are lifted while the refusal is remembered: the next request needs no unit of the lease."""
+    holdings = Shared()
+    async with waiting(seats=4, holdings=holdings) as one:
+        holdings.refused = {"batch"}
+        one.enter("capped", batch_cap=2)
+        await settle()
+        one.tasks["capped"].cancel()
+        await settle()
+        one.enter("free")
+        await settle()
+        assert one.held == (1, 0)
+
+
 async def test_depths_name_every_queue_in_use():
     """For the admin plane and the metrics."""
     async with waiting() as one:

@@ -1,7 +1,8 @@
 """Mistakes in a configuration: every one is told, with its place, what must be there and what was probably meant."""
 
+# ruff: noqa: F811  # fixtures of a module are named again where they are asked for
+
 import json
-import os
 import tempfile
 from pathlib import Path
 
@@ -11,34 +12,7 @@ from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
 from gateway.settings import ConfigError, Settings, load
-
-REPLICA = '[[replicas]]\nname = "r1"\nmodel = "m"\nengine = "vllm"\nurl = "{url}"\n'
-
-
-@pytest.fixture(autouse=True)
-def bare_environment(monkeypatch):
-    """Only what a test sets is set."""
-    for name in [name for name in os.environ if name.upper().startswith("WARMLANE_")]:
-        monkeypatch.delenv(name)
-
-
-@pytest.fixture
-def file(tmp_path):
-    """Writes a configuration and gives its path."""
-
-    def write(text):
-        path = tmp_path / "warmlane.toml"
-        path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        return path
-
-    return write
-
-
-def complaint(path):
-    """What is wrong with the configuration."""
-    with pytest.raises(ConfigError) as caught:
-        load(path)
-    return str(caught.value)
+from tests.gateway.config_files import REPLICA, bare_environment, complaint, file  # noqa: F401  # fixtures
 
 
 @pytest.mark.parametrize(

@@ -250,6 +250,18 @@ def test_caps_that_change_act_on_who_waits():
     assert len(one.serve()) == 1
 
 
+def test_a_pick_that_nothing_was_learned_from_is_not_made_again_and_again(monkeypatch):
+    """Whatever stands in its way, the process serves others meanwhile; the request waits and is asked again later."""
+    one = Market()
+    entry = one.enter()
+    with monkeypatch.context() as blocked:
+        blocked.setattr(one.caps, "take", lambda *_: None)
+        assert one.serve() == []
+        assert entry.is_waiting
+    one.market.wake()
+    assert len(one.serve()) == 1
+
+
 def test_a_pick_whose_seat_is_gone_is_put_back():
     """Somebody else took it between the choice and the lease: the entry keeps its place, uncharged, and holds nothing."""
     one = Market()

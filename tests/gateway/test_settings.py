@@ -1,39 +1,12 @@
 """The configuration: every bad value is named, the environment wins, nothing is silently ignored."""
 
-import os
+# ruff: noqa: F811  # fixtures of a module are named again where they are asked for
 
 import pytest
 
-from gateway.settings import ConfigError, Settings, load
+from gateway.settings import Settings, load
 from policies.lane import Lane
-
-REPLICA = '[[replicas]]\nname = "r1"\nmodel = "m"\nengine = "vllm"\nurl = "{url}"\n'
-
-
-@pytest.fixture(autouse=True)
-def bare_environment(monkeypatch):
-    """Only what a test sets is set."""
-    for name in [name for name in os.environ if name.upper().startswith("WARMLANE_")]:
-        monkeypatch.delenv(name)
-
-
-@pytest.fixture
-def file(tmp_path):
-    """Writes a configuration and gives its path."""
-
-    def write(text):
-        path = tmp_path / "warmlane.toml"
-        path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        return path
-
-    return write
-
-
-def complaint(path):
-    """What is wrong with the configuration."""
-    with pytest.raises(ConfigError) as caught:
-        load(path)
-    return str(caught.value)
+from tests.gateway.config_files import REPLICA, bare_environment, complaint, file  # noqa: F401  # fixtures
 
 
 def test_without_a_file_the_defaults_hold():

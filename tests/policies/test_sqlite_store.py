@@ -7,7 +7,8 @@ import pytest
 
 from policies import sqlite_file
 from policies.audit import AuditWanted
-from policies.sqlite_schema import VERSION, why_unusable
+from policies.sqlite_opening import why_unusable
+from policies.sqlite_schema import VERSION
 from policies.sqlite_store import SqliteStore
 from policies.store import NewKey, StoreError, StoreLost, UnknownId
 
