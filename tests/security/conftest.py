@@ -114,11 +114,14 @@ def _tenant(running, name):
     return Tenant(organization, project, key["id"], key["secret"])
 
 
-def record_of(system, request_id):
+IN_LEDGER = "/admin/v1/usage/requests"  # where it counts in what usage tells, and with it all that ended before
+
+
+def record_of(system, request_id, where="/admin/v1/requests"):
     """The record of a request, once it is written."""
     ends_at = time.monotonic() + PATIENCE_S
     while True:
-        answer = ask(system.admin, "GET", f"/admin/v1/requests/{request_id}", bearer(ADMIN_TOKEN))
+        answer = ask(system.admin, "GET", f"{where}/{request_id}", bearer(ADMIN_TOKEN))
         if answer.status == 200:
             return answer
         assert time.monotonic() < ends_at, answer

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from tests.security.conftest import ADMIN_TOKEN, ask, bearer, record_of
+from tests.security.conftest import ADMIN_TOKEN, IN_LEDGER, ask, bearer, record_of
 
 pytestmark = pytest.mark.e2e
 
@@ -74,10 +74,11 @@ def test_usage_and_limits_are_the_keys_own_whatever_the_query_says(system, own_r
     own(own_routes, path)
     alder, birch = system.alder, system.birch
     query = query.format(alder=alder.project, org=alder.organization, key=alder.key_id)
-    chat_of(system, birch)
+    record_of(system, chat_of(system, birch), IN_LEDGER)
     before = ask(system.public, "GET", path + query, bearer(birch.key))
     for _ in range(3):
-        chat_of(system, alder)
+        theirs = chat_of(system, alder)
+    record_of(system, theirs, IN_LEDGER)
     after = ask(system.public, "GET", path + query, bearer(birch.key))
     for name in (alder.project, alder.organization, alder.key_id, alder.key[:11]):
         assert name.encode() not in before.body + after.body
