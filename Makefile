@@ -4,10 +4,14 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --progress-bar on
 
-.PHONY: run test check bench chaos lock format clean
+.PHONY: run native test check bench chaos lock format clean
 
 run: $(VENV)/.run
 	@exec $(BIN)/warmlane up
+
+# A faster llama.cpp for this processor, built once into the home folder (a few minutes; needs cmake and a C++ compiler).
+native: $(VENV)/.run
+	@$(BIN)/python -m engines.gguf.native_build
 
 test: $(VENV)/.dev
 	$(BIN)/python -m pytest

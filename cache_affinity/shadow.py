@@ -86,6 +86,14 @@ class ShadowIndex:
             return guess
         return num_borders - bisect_left(tail_first, True, key=holds)  # False... then True...: there are no holes
 
+    def num_fresh(self, key: PrefixKey, num_held: int, since: float) -> int:
+        """How many of the `num_held` leading borders were routed there at `since` or later. Changes nothing.
+
+        A border is touched whenever one behind it is, so the fresh ones come first.
+        """
+        hashes, held = key.hashes, self._held
+        return bisect_left(range(num_held), True, key=lambda place: held[hashes[place]][1] < since)
+
     def insert(self, key: PrefixKey, now: float) -> Insertion:
         """Note that the replica was given this prompt; evicts what no longer fits, oldest first.
 

@@ -114,6 +114,12 @@ def detect(root: Path = Path("/"), run: Callable[[list[str]], str] | None = None
     )
 
 
+def cores_here(root: Path = Path("/")) -> int:
+    """Whole cores that this process may use, after affinity and quota; at least 1."""
+    quota, _ = cgroup_limits(root)
+    return usable_cores(_affinity(), quota)
+
+
 def usable_cores(affinity: int, quota: float | None) -> int:
     """Whole cores: those we may run on, and no more than the quota pays for (1.5 is 1: a second would be throttled)."""
     return max(1, affinity if quota is None else min(affinity, math.floor(quota)))

@@ -32,8 +32,10 @@ class AdminSection(BaseModel, extra="forbid", frozen=True):
     """Who else than the admin token may come in on the admin plane: people with a token of your OpenID provider.
 
     `oidc_issuer`: exactly as in its tokens; empty: no people. `oidc_audience`: what its tokens must be for.
-    `oidc_role_claim`, `oidc_organization_claim`: where a token says the role and the organisation's id, nested names
-    with dots. `oidc_roles`: what the role claim may say and the role it means; empty: the roles by their own names.
+    `oidc_role_claim`, `oidc_organization_claim`, `oidc_project_claim`: where a token says the role and the ids of
+    organisations and projects, nested names with dots. A token that names projects makes its owner `project_admin` or
+    `viewer` of these alone, else of all in the organisations. `oidc_roles`: what the role claim may say and the role
+    it means; empty: the roles by their own names.
     `oidc_leeway_s`: how far the clocks may differ. `audit_days`, `audit_entries`: what the audit log keeps.
     """
 
@@ -41,6 +43,7 @@ class AdminSection(BaseModel, extra="forbid", frozen=True):
     oidc_audience: str = ""
     oidc_role_claim: ClaimName = "roles"
     oidc_organization_claim: ClaimName = "organization"
+    oidc_project_claim: ClaimName = "project"
     oidc_roles: dict[str, Role] = {}
     oidc_algorithms: Annotated[tuple[Algorithm, ...], Field(min_length=1)] = ("RS256", "ES256")
     oidc_leeway_s: Annotated[float, Field(ge=0, le=300, allow_inf_nan=False)] = 30

@@ -60,6 +60,14 @@ class Dispatch:
         """Turns given and not ended."""
         return sum(queue.num_turns for queue in self._models.values())
 
+    def configure(self, lanes: LanesSection) -> None:
+        """Other queues, weights and waits from now on. Whoever waits goes on waiting, for as long as it was told."""
+        self._fair, self._saturation = _fair_settings(lanes), _saturation_settings(lanes)
+        for queue in self._models.values():
+            queue.queue.configure(self._fair)
+            queue.saturation.settings = self._saturation
+        self.wake()
+
     def statistics(self) -> dict[str, int]:
         """All zero when quiescent. `holds`: parts of tenants' caps. `in_flight`: charges that are not settled."""
         in_flight = sum(queue.queue.in_flight(lane) for queue in self._models.values() for lane in Lane)

@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from cache_affinity.exact import ExactIndex
 from cache_affinity.ratio import TokenRatios
 from engines.contract import Headers
 from gateway.admission import Dispatch
@@ -32,12 +33,14 @@ from gateway.fleet import Fleet
 from gateway.hot import hot_protocol
 from gateway.isolation import CacheIsolation
 from gateway.key_uses import KeyUses
+from gateway.kv_streams import KvStreams
 from gateway.ledger import Books, NoJournal
 from gateway.ledger_keeper import retention_of
 from gateway.lifecycle import Lifecycle
 from gateway.models import ModelTable
 from gateway.parts import Parts
 from gateway.peers import Peers
+from gateway.prompt_tokens import PromptTokens
 from gateway.recorder import Recorder
 from gateway.recount import Recount
 from gateway.request import Surface
@@ -51,7 +54,7 @@ from policies.caps import CapLimits
 from policies.lane import Lane
 from policies.meters import Moment
 from policies.output_estimate import OutputEstimates
-from policies.quota import Quotas
+from policies.quota import Quotas, Rejected
 from policies.retry import RetryBudget
 from policies.store import Store
 from routing.pool import PoolSettings, ReplicaPool
@@ -86,7 +89,8 @@ class Gateway:
         reserved = {lane: settings.lanes.of(lane).reserved_seats for lane in Lane}
         pool = ReplicaPool(PoolSettings(reserved_seats=reserved))
         isolation = CacheIsolation(pool, claims or MemoryCacheClaims())
-        router = Router(pool, TokenRatios(), may_use=isolation.owners.may_use)
+        exact = ExactIndex()
+        router = Router(pool, TokenRatios(), may_use=isolation.owners.may_use, exact=exact)
         fleet = Fleet(settings, pool, time.monotonic, self._on_fleet_change)
         dispatch = Dispatch(router, settings.lanes, time.monotonic, holdings=peers, kv_used_ratio=fleet.kv_used_ratio)
         self._seats = SeatControl(
@@ -102,10 +106,12 @@ class Gateway:
             settings=settings,
             directory=Directory(store, self._on_directory_change, recorder.forget),
             models=models,
-            quotas=Quotas() if peers is None else Quotas(peers.meters, peers.share),
+            quotas=Quotas() if peers is None else Quotas(peers.meters, holdings=peers),
             router=router,
             dispatch=dispatch,
             fleet=fleet,
+            kv_streams=KvStreams(exact, fleet.kv_replicas, time.monotonic),
+            tokens=PromptTokens(self._tokenizer_of),
             isolation=isolation,
             retries=RetryBudget(settings.retries.budget_ratio),
             outputs=OutputEstimates(),
@@ -139,10 +145,18 @@ class Gateway:
             asyncio.get_running_loop().call_soon(self.parts.dispatch.wake)
 
     def _on_fleet_change(self) -> None:
+        self.parts.kv_streams.changed()
+        for model in self.parts.fleet.models():
+            self.parts.tokens.expect(model)
         self.parts.dispatch.wake()
+
+    def _tokenizer_of(self, model: str) -> str:
+        configured = (one.tokenizer for one in self.settings.models if one.name == model and one.tokenizer)
+        return next(configured, "") or self.parts.fleet.tokenizer_of(model)
 
     def _on_directory_change(self) -> None:
         self.parts.dispatch.recap(self._caps_of)
+        self.parts.quotas.relimit(self.parts.directory.tenant)
         if self._recount is not None:
             self._recount.changed()
 
@@ -156,6 +170,8 @@ class Gateway:
     def apply(self, settings: Settings) -> None:
         """Put those settings into force that may change while requests run. Raises `ConfigError`; nothing is then."""
         self.parts.fleet.configure(settings.replicas)
+        self.parts.models.configure(settings.models)
+        self.parts.dispatch.configure(settings.lanes)
         before, self.settings = self.settings, settings
         self.parts.settings = settings
         if settings.telemetry != before.telemetry:
@@ -180,7 +196,7 @@ class Gateway:
     def app(self) -> Starlette:
         """The data plane as an ASGI app; the hot routes are usually taken by the protocol class before it."""
         parts = self.parts
-        inference = InferenceRoute(self.lifecycle.serve, self._is_known, self._bodies)
+        inference = InferenceRoute(self.lifecycle.serve, self._ask, self._bodies)
         discovery = Discovery(
             parts.directory,
             parts.models,
@@ -198,6 +214,7 @@ class Gateway:
             retention_of(self.settings.ledger),
             clock=parts.clock,
             unix=parts.unix,
+            is_shared=parts.peers is not None,
         )
         app = Starlette(
             routes=[
@@ -217,7 +234,7 @@ class Gateway:
         return hot_protocol(
             Edge(
                 serve=self.lifecycle.serve,
-                is_known=self._is_known,
+                ask=self._ask,
                 hot_paths=frozenset(surface.value.encode() for surface in Surface),
                 bodies=self._bodies,
                 max_connections=self.settings.gateway.max_connections,
@@ -227,9 +244,11 @@ class Gateway:
             )
         )
 
-    def _is_known(self, headers: Headers) -> bool:
-        """Whether a body is worth reading: the lifecycle decides, and tells the caller why not."""
-        return not isinstance(self.parts.directory.authenticate(headers, self.parts.unix()), AuthFailure)
+    def _ask(self, headers: Headers) -> AuthFailure | Rejected | None:
+        """Why a body is not worth reading, if so: the lifecycle tells the caller."""
+        moment = self._moment()
+        found = self.parts.directory.authenticate(headers, moment.unix)
+        return found if isinstance(found, AuthFailure) else self.parts.quotas.used_up(found.tenant, moment)
 
     def drain(self) -> None:
         """Stop taking work: readiness goes red, whoever waits for a seat is refused; streams go on."""
@@ -244,6 +263,7 @@ class Gateway:
                 group.create_task(self.parts.directory.follow()),
                 group.create_task(self.parts.fleet.watch()),
                 group.create_task(self.parts.isolation.follow()),
+                group.create_task(self.parts.kv_streams.run()),
                 group.create_task(self._tidy()),
                 group.create_task(self._steer()),
                 group.create_task(self._key_uses.follow()),
@@ -257,6 +277,7 @@ class Gateway:
                 for keeper in keepers:
                     keeper.cancel()
         self.parts.fleet.close()
+        self.parts.tokens.close()
         self.parts.recorder.flush()
 
     async def _steer(self) -> None:

@@ -7,9 +7,10 @@ from typing import Any
 
 from engines.contract import Headers
 from gateway.body import Bodies, Body
-from gateway.edge import ABORT, IsKnown, Serve
+from gateway.edge import ABORT, Ask, Serve
 from gateway.errors import Problem
 from gateway.sink import Incoming, SinkWatcher
+from policies.quota_refusal import Rejected
 
 Message = MutableMapping[str, Any]
 Scope = MutableMapping[str, Any]
@@ -113,24 +114,27 @@ class _Unreadable(Exception):
 class InferenceRoute:
     """An ASGI app that runs the lifecycle for one path."""
 
-    def __init__(self, serve: Serve, is_known: IsKnown, bodies: Bodies) -> None:
+    def __init__(self, serve: Serve, ask: Ask, bodies: Bodies) -> None:
         self._serve = serve
-        self._is_known = is_known
+        self._ask = ask
         self._bodies = bodies
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read the body within its limit, then serve, watching for the client to leave."""
         headers = [(bytes(name), bytes(value)) for name, value in scope["headers"]]
         try:
-            # The lifecycle needs no body to say that the caller is not known.
-            body = await self._read(receive) if self._is_known(headers) else b""
+            # The lifecycle needs no body to say that the caller is not known or has nothing left.
+            problem = self._ask(headers)
+            body = await self._read(receive) if problem is None else b""
         except _Unreadable as error:
             await self._refuse(send, error.args[0])
             return
         if body is None:
             return
         sink = AsgiSink(scope.get("extensions", {}).get(ABORT, lambda: None))
-        serving = asyncio.create_task(self._serve(Incoming(scope["path"], headers, body, time.monotonic()), sink))
+        used_up = problem if isinstance(problem, Rejected) else None
+        incoming = Incoming(scope["path"], headers, body, time.monotonic(), used_up=used_up)
+        serving = asyncio.create_task(self._serve(incoming, sink))
         delivering = asyncio.create_task(sink.deliver(send))
         watching = asyncio.create_task(_watch_client(receive, sink))
         try:

@@ -20,6 +20,7 @@ from gateway.parts import Call, Parts
 from gateway.relay import Preempted, Relay, Relayed, WholeRelay
 from gateway.replica_connection import ReplicaConnection
 from gateway.request import InferenceRequest
+from gateway.story import Story
 from gateway.streaming import StreamRelay
 from gateway.turn import NO_CAPS, Turn, Waiting
 from gateway.turned_away import NoTurn
@@ -137,6 +138,7 @@ class Attempts:
             if error.fault is Fault.TIMEOUT and relay.relayed.first_content_at is None and self._is_past(call.deadline):
                 raise deadline_passed() from None  # the client's own haste says nothing of the replica
             story.owed = Owed.DELIVERED
+            _note_loss(story, turn, relay.relayed, error.fault)
             parts.router.observe_failure(turn.lease, error.fault, parts.clock(), retry_after_s=error.retry_after_s)
             raise
         except asyncio.CancelledError:
@@ -223,6 +225,17 @@ class Attempts:
     def _is_past(self, deadline: float | None) -> bool:
         """Timers may fire a little early: what is as good as past is past."""
         return deadline is not None and self._parts.clock() >= deadline - 0.005
+
+
+def _note_loss(story: Story, turn: Turn, relayed: Relayed, fault: Fault) -> None:
+    """What an engine did for nothing is the operator's to know: its tenant pays for what was delivered."""
+    if relayed.first_content_at is not None or fault is Fault.CLIENT:
+        return
+    story.lost_attempts += 1
+    if relayed.usage is not None:
+        story.lost_tokens += relayed.usage.prompt_tokens + relayed.usage.completion_tokens
+    elif fault not in _UNCHARGED:
+        story.lost_tokens += turn.decision.prompt_tokens
 
 
 def _queue_comment(holder: TurnHolder) -> bytes:

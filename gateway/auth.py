@@ -1,11 +1,13 @@
 """Who is calling: an in-memory directory from a key's hash to its `Principal`, which follows the store.
 
-Authenticating reads one map and never waits. A change reaches the directory when the control socket nudges it, and
-without a nudge within one poll (0.5 s by default). While the store cannot be read the last directory stays in force,
-for as long as that lasts: a revocation made meanwhile could not have been written either. `age_s` says how old it is.
+Authenticating reads one map and never waits. A change reaches the directory when the control socket nudges it or the
+store tells of it (Redis does), and without either within one poll (0.5 s by default). While the store cannot be read
+the last directory stays in force, for as long as that lasts: a revocation made meanwhile could not have been written
+either. `age_s` says how old it is.
 """
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -19,6 +21,7 @@ from policies.store import Store, StoreError, StoreLost
 from policies.tenant import Principal, Tenant
 
 POLL_S = 0.5
+NEWS_GAP_S = 0.1  # chosen: a directory reads the whole store; so soon it does again, however fast changes come
 
 log = structlog.get_logger()
 
@@ -146,21 +149,39 @@ class Directory:
             return changed
 
     async def follow(self, poll_s: float = POLL_S) -> None:
-        """Refresh for ever, every `poll_s` seconds, until cancelled. An unreadable store is logged once per outage."""
-        while True:
-            try:
-                await self.refresh()
-            except StoreError as error:
-                if not self._is_failing:
-                    log.warning("directory.refresh_failed", error=str(error))
-                self._is_failing = True
-                self.store_lost = str(error) if isinstance(error, StoreLost) else ""
-            else:
-                if self._is_failing:
-                    log.info("directory.refresh_recovered", revision=self._revision)
-                self._is_failing = False
-                self.store_lost = ""
-            await asyncio.sleep(poll_s)
+        """Refresh for ever, until cancelled: when the store tells of a change, and every `poll_s` seconds.
+
+        An unreadable store is logged once per outage.
+        """
+        news = asyncio.Event()
+        async with asyncio.TaskGroup() as group:
+            group.create_task(self._listen(news))
+            while True:
+                news.clear()
+                await self._try_refresh()
+                await asyncio.sleep(min(NEWS_GAP_S, poll_s))
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(max(0.0, poll_s - NEWS_GAP_S)):
+                        await news.wait()
+
+    async def _listen(self, news: asyncio.Event) -> None:
+        async with contextlib.aclosing(self._store.changes()) as changes:
+            async for _ in changes:
+                news.set()
+
+    async def _try_refresh(self) -> None:
+        try:
+            await self.refresh()
+        except StoreError as error:
+            if not self._is_failing:
+                log.warning("directory.refresh_failed", error=str(error))
+            self._is_failing = True
+            self.store_lost = str(error) if isinstance(error, StoreLost) else ""
+        else:
+            if self._is_failing:
+                log.info("directory.refresh_recovered", revision=self._revision)
+            self._is_failing = False
+            self.store_lost = ""
 
     def __repr__(self) -> str:
         return f"<Directory revision={self._revision} keys={self.num_keys}>"

@@ -43,6 +43,8 @@ def backup(settings: Settings, home: Path, folder: Path, on_progress: Progress =
         raise StoreError(f"there is no store at {store}")
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except FileExistsError as error:
+        raise StoreError(f"{folder} is a file; give a folder for the copies") from error
     except OSError as error:
         raise StoreError(f"the folder {folder} cannot be made: {error.strerror}") from error
     sources = [path for path in (store, ledger_path(store)) if path.exists()]

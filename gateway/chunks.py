@@ -33,6 +33,15 @@ class Usage(msgspec.Struct):
         return None if cached is None else min(cached, self.prompt_tokens)  # no engine found more than it was given
 
 
+class _Function(msgspec.Struct):
+    name: Raw = Raw()
+    arguments: Raw = Raw()
+
+
+class _Call(msgspec.Struct):
+    function: _Function | None = None
+
+
 class _Delta(msgspec.Struct):
     content: Raw = Raw()
     reasoning_content: Raw = Raw()
@@ -49,6 +58,16 @@ class _Delta(msgspec.Struct):
             or bytes(self.refusal) not in _NOTHING
         )
 
+    def text_bytes(self) -> int:
+        """Of what a client would show, at least 1 if there is anything: of the first kind that the chunk holds."""
+        return (
+            _text_bytes(self.content)
+            or _calls_bytes(self.tool_calls)
+            or _text_bytes(self.reasoning_content)
+            or _text_bytes(self.reasoning)
+            or _text_bytes(self.refusal)
+        )
+
 
 class _Choice(msgspec.Struct):
     index: int = 0
@@ -58,6 +77,21 @@ class _Choice(msgspec.Struct):
 
     def has_content(self) -> bool:
         return self.delta.has_content() if self.delta is not None else bytes(self.text) not in _NOTHING
+
+    def text_bytes(self) -> int:
+        return self.delta.text_bytes() if self.delta is not None else _text_bytes(self.text)
+
+
+class _Whole(msgspec.Struct):
+    message: _Delta | None = None
+    text: Raw = Raw()
+
+    def text_bytes(self) -> int:
+        said = self.message
+        if said is None:
+            return _text_bytes(self.text)
+        thought = _text_bytes(said.reasoning_content) or _text_bytes(said.reasoning)
+        return thought + _text_bytes(said.content) + _calls_bytes(said.tool_calls) + _text_bytes(said.refusal)
 
 
 class _Chunk(msgspec.Struct):
@@ -74,33 +108,42 @@ class _Answer(msgspec.Struct):
 
 _decode_chunk = msgspec.json.Decoder(_Chunk).decode
 _decode_answer = msgspec.json.Decoder(_Answer).decode
+_decode_whole = msgspec.json.Decoder(_Whole).decode
+_decode_calls = msgspec.json.Decoder(list[_Call]).decode
 _decode_usage = msgspec.json.Decoder(Usage).decode
 _decode_fields = msgspec.json.Decoder(dict[str, Raw]).decode
 
 
 @dataclass(slots=True)
 class ChunkSigns:
-    """What one chunk says. `usage_only`: it has no choices and exists to carry the usage."""
+    """What one chunk says. `usage_only`: it has no choices and exists to carry the usage.
+
+    `text_bytes`: of its content, in UTF-8 and nearly exact, if that was asked for; 0 if it has none.
+    """
 
     has_content: bool = False
     finished: tuple[int, ...] = ()
     usage: Usage | None = None
     usage_only: bool = False
     is_error: bool = False
+    text_bytes: int = 0
 
 
-_PLAIN = ChunkSigns(has_content=True)
+_PLAIN = ChunkSigns(has_content=True)  # one for all: nobody changes it
 
 
-def read_chunk(payload: bytes) -> ChunkSigns:
-    """The signs of one stream chunk. Raises `msgspec.MsgspecError` for what is not a chunk."""
+def read_chunk(payload: bytes, *, with_size: bool = False) -> ChunkSigns:
+    """The signs of one stream chunk. Raises `msgspec.MsgspecError` for what is not a chunk.
+
+    `with_size`: its `text_bytes` too, which cost half as much again.
+    """
     _check_utf8(payload)
     chunk = _decode_chunk(payload)
     choices = chunk.choices
     if choices is not None and len(choices) == 1 and not chunk.usage and not chunk.error:
         choice = choices[0]
         if choice.finish_reason is None and choice.has_content():
-            return _PLAIN
+            return ChunkSigns(has_content=True, text_bytes=choice.text_bytes()) if with_size else _PLAIN
     has_usage = bytes(chunk.usage) not in _NOTHING
     return ChunkSigns(
         has_content=any(choice.has_content() for choice in choices or ()),
@@ -108,6 +151,7 @@ def read_chunk(payload: bytes) -> ChunkSigns:
         usage=_read_usage(chunk.usage) if has_usage else None,
         usage_only=has_usage and not choices,
         is_error=bytes(chunk.error) not in _NOTHING,
+        text_bytes=sum(choice.text_bytes() for choice in choices or ()) if with_size else 0,
     )
 
 
@@ -133,6 +177,39 @@ def read_answer(body: bytes) -> Usage | None:
     if answer.choices is None or (not answer.choices and usage is None):
         raise msgspec.ValidationError("the engine's answer has no choices")
     return usage
+
+
+def answer_text_bytes(body: bytes) -> int:
+    """Of all that an unstreamed answer says that `read_answer` has read. What is of no known shape counts as it is."""
+    size = 0
+    for choice in _decode_answer(body).choices or ():
+        try:
+            size += _decode_whole(choice).text_bytes()
+        except (msgspec.MsgspecError, RecursionError):
+            size += len(choice)
+    return size
+
+
+def _text_bytes(value: Raw) -> int:
+    """Of the text in a JSON string, at least 1 if there is any. An escape counts as what it stands for, about."""
+    text = bytes(value)
+    if text in _NOTHING:
+        return 0
+    size = len(text) - 2
+    if b"\\" in text:
+        size -= text.count(b"\\") + 2 * text.count(b"\\u")
+    return size if size > 0 else 1
+
+
+def _calls_bytes(value: Raw) -> int:
+    """Of the names and arguments of tool calls, at least 1 if there are any."""
+    if bytes(value) in _NOTHING:
+        return 0
+    try:
+        functions = [call.function for call in _decode_calls(value) if call.function is not None]
+    except (msgspec.MsgspecError, RecursionError):
+        return len(value)
+    return max(1, sum(_text_bytes(one.name) + _text_bytes(one.arguments) for one in functions))
 
 
 def _check_utf8(payload: bytes) -> None:

@@ -3,8 +3,11 @@
 A gateway process is given the settings in force as JSON, so that a file that was changed since says nothing to it.
 """
 
+import errno
 import json
+import os
 import re
+import stat
 import tomllib
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +17,7 @@ from pydantic_settings import BaseSettings, SettingsError
 
 from gateway.config_errors import sentences
 
+MAX_FILE_BYTES = 1024 * 1024  # chosen: some thousand replicas
 _ENVIRONMENT = "the environment"
 
 S = TypeVar("S", bound=BaseSettings)
@@ -53,8 +57,20 @@ def read_settings(path: Path | None, in_file: type[BaseModel], in_all: type[S]) 
 
 
 def _read(path: Path) -> dict[str, Any]:
-    text = path.read_text(encoding="utf-8")
+    text = _content(path).decode()
     return dict(json.loads(text)) if _is_json(str(path)) else tomllib.loads(text)
+
+
+def _content(path: Path) -> bytes:
+    """What is in the file. Raises `OSError`, also for a pipe or a device: to read one may take for ever."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(descriptor, "rb") as file:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        content = file.read(MAX_FILE_BYTES + 1)
+    if len(content) > MAX_FILE_BYTES:
+        raise OSError(errno.EFBIG, f"it has more than {MAX_FILE_BYTES // 1024} KiB, which no configuration has")
+    return content
 
 
 def _is_json(name: str) -> bool:

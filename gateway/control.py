@@ -13,8 +13,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from cache_affinity.prefix import prefix_key
+from gateway.announced import Announcement
 from gateway.errors import ClientError, Problem
-from gateway.fleet import Announcement
 from gateway.isolation import NotReleasable
 from gateway.lifecycle import Lifecycle
 from gateway.parts import Parts
@@ -101,7 +101,12 @@ class Control:
         loads = dict(self._parts.fleet.loads())
         cache_of = self._parts.isolation.state_of
         data = [
-            {**_entry(replica), "cache": cache_of(replica.spec), "load": loads.get(replica.name)}
+            {
+                **_entry(replica),
+                "cache": cache_of(replica.spec),
+                "kv_events": self._parts.kv_streams.state_of(replica.name),
+                "load": loads.get(replica.name),
+            }
             for replica in self._parts.router.pool
         ]
         return _json({"data": data, "next_cursor": None})
@@ -149,7 +154,7 @@ class Control:
         """The decision this gateway would make now, as a receipt; nothing is sent or changed."""
         try:
             asked = msgspec.json.decode(await request.body(), type=ExplainRequest)
-            query = self._query(asked)
+            query = await self._query(asked)
         except ClientError as error:
             return _problem(error.problem)
         except (msgspec.MsgspecError, ValueError, RecursionError) as error:
@@ -161,7 +166,7 @@ class Control:
         filtered = [{"replica": name, "filtered": rejection.value} for name, rejection in decision.filtered]
         return _json({"request_id": "dry-run", "chosen": None, "reason": reason, "candidates": filtered})
 
-    def _query(self, asked: ExplainRequest) -> RouteQuery:
+    async def _query(self, asked: ExplainRequest) -> RouteQuery:
         """The query this request would become. Raises `ClientError` and `ValueError`."""
         request = read(Surface(asked.surface), bytes(asked.request))
         tenant = self._parts.directory.tenant(asked.project_id)
@@ -179,6 +184,7 @@ class Control:
             request.max_output_tokens or 0,
             labels=labels,
             cache_domain=tenant.cache_domain,
+            tokens=await self._parts.tokens.chain(model, request, tenant.cache_salt),
         )
 
 
@@ -199,15 +205,23 @@ def statistics(parts: Parts, lifecycle: Lifecycle) -> dict[str, object]:
             "intents": parts.journal.num_open,
             "upstream": parts.fleet.num_upstream(),
         },
+        "ledger": _ledger(parts),
         "replicas": len(pool.replicas),
         "keys": parts.directory.num_keys,
         "remembered": len(parts.recorder),
         "shadow_nodes": sum(replica.shadow_nodes for replica in pool.replicas),
+        "exact_blocks": len(parts.kv_streams.index),
+        "exact_blocks_dropped": parts.kv_streams.index.num_dropped,
     }
 
 
+def _ledger(parts: Parts) -> dict[str, int]:
+    parts.journal.check()  # an idle gateway has no other occasion to notice that its file was taken away
+    return {"dropped": parts.journal.num_dropped, "restored": parts.journal.num_restored}
+
+
 def gauges(parts: Callable[[], Parts]) -> Callable[[], GaugeRows]:
-    """The gauges of `/metrics`, read at each scrape."""
+    """The gauges of `/metrics` and what is counted elsewhere, read at each scrape."""
 
     def rows() -> GaugeRows:
         now = parts()
@@ -217,6 +231,9 @@ def gauges(parts: Callable[[], Parts]) -> Callable[[], GaugeRows]:
             yield "warmlane_gateways", {}, now.peers.num_gateways
             yield "warmlane_gateways_degraded", {}, now.peers.is_degraded
             yield "warmlane_limits_degraded", {}, now.peers.is_limits_degraded
+        ledger = _ledger(now)
+        yield "warmlane_ledger_dropped_total", {}, ledger["dropped"]
+        yield "warmlane_ledger_restored_total", {}, ledger["restored"]
         loads = dict(now.fleet.loads())
         for replica in now.router.pool.statistics().replicas:
             label = {"replica": replica.name}
@@ -230,6 +247,7 @@ def gauges(parts: Callable[[], Parts]) -> Callable[[], GaugeRows]:
                 yield "warmlane_replica_waiting", label, load.waiting
             if load is not None and load.kv_used_ratio is not None:
                 yield "warmlane_replica_kv_used_ratio", label, load.kv_used_ratio
+            yield from now.kv_streams.gauges(replica.name)
 
     return rows
 

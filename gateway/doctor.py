@@ -30,8 +30,8 @@ from policies.store import StoreError
 
 LIBRARIES = ("cffi", "httptools", "msgspec", "starlette", "tiktoken", "uvicorn", "uvloop", "xllamacpp", "xxhash")
 _LIBRARY_TIMEOUT_S = 60
-# Prints what the engine itself would check before it loads a model.
-_LIBRARY_PROBE = "from engines.gguf.library import open_library; open_library(); print('loads')"
+# Chooses a library as a worker would, runs a tiny model on it, and prints which it is and what is wrong with others.
+_LIBRARY_PROBE = ("-m", "engines.gguf.self_test")
 _GIB = 1 << 30
 
 
@@ -54,7 +54,7 @@ async def examine(
     return [
         *check_python(),
         *check_hardware(patient.hardware, is_gguf_wanted=is_gguf_wanted),
-        *check_llama_library(is_wanted=is_gguf_wanted),
+        *check_llama_library(home.path, is_wanted=is_gguf_wanted),
         *check_config(patient),
         *check_models(patient),
         *check_home(home),
@@ -109,22 +109,25 @@ def check_hardware(hardware: Hardware, *, is_gguf_wanted: bool = True) -> Iterat
     yield Finding("engine", unfit if choice.missing else Health.OK, "; ".join([choice.reason, *choice.missing]))
 
 
-def check_llama_library(*, is_wanted: bool = True) -> Iterator[Finding]:
-    """Whether the bundled llama.cpp library loads and is the one our declarations describe."""
+def check_llama_library(home: Path | None = None, *, is_wanted: bool = True) -> Iterator[Finding]:
+    """Which llama.cpp library a worker would use, native or the wheel's, and whether it computes what it should."""
     bad = Health.BROKEN if is_wanted else Health.NOTE
     try:
         done = subprocess.run(
-            [sys.executable, "-c", _LIBRARY_PROBE],
+            [sys.executable, *_LIBRARY_PROBE],
             capture_output=True,
             text=True,
             timeout=_LIBRARY_TIMEOUT_S,
             check=False,
+            env=os.environ if home is None else {**os.environ, "WARMLANE_HOME": str(home)},
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         yield Finding("llama.cpp", bad, f"the library could not be tried: {error}")
         return
-    if done.returncode == 0 and done.stdout.strip().endswith("loads"):
-        yield Finding("llama.cpp", Health.OK, "the library loads")
+    if done.returncode == 0 and done.stdout.strip():
+        library, *notes = done.stdout.splitlines()
+        yield Finding("llama.cpp", Health.OK, f"the library loads: {library}")
+        yield from (Finding("llama.cpp", Health.NOTE, note) for note in notes)
     else:
         said = (done.stderr.strip() or f"exit status {done.returncode}").splitlines()[-1]
         yield Finding("llama.cpp", bad, f"the library does not load: {said}")
@@ -153,6 +156,8 @@ def check_config(patient: Patient) -> Iterator[Finding]:
 
 def check_models(patient: Patient) -> Iterator[Finding]:
     """The model files of the workers that would be started, whether they are whole, and whether they fit."""
+    if patient.config_error:
+        return  # nobody knows which: the defaults would say something of another start
     try:
         sections = wanted_workers(patient.settings, patient.model, DEMO_MODEL_NAME)
     except ConfigError as error:

@@ -1,4 +1,4 @@
-"""The doctor's look at what a start would take: home folder, ports, store, replicas. Changes nothing."""
+"""The doctor's look at what a start would take: home folder, ports, store, replicas. Leaves nothing behind."""
 
 import asyncio
 import contextlib
@@ -11,7 +11,7 @@ import psutil
 
 from gateway.finding import Finding, Health, Patient
 from gateway.fleet import api_key
-from gateway.home import Home, HomeError
+from gateway.home import Home, HomeError, store_path, try_to_write
 from gateway.ports import PortUnusable, check_port
 from gateway.settings import ConfigError, ReplicaSection
 from gateway.stores import is_made, opened, store_name
@@ -96,11 +96,15 @@ async def check_store(patient: Patient) -> list[Finding]:
         section, home = patient.settings.store, patient.home.path
         name = store_name(section, home)
         if not await is_made(section, home):
+            if not section.is_shared:
+                try_to_write(store_path(section.url, home).absolute().parent)
             return [Finding("store", Health.OK, f"{name} is made at the first start")]
         async with opened(section, home) as store:
             snapshot = await store.snapshot()
     except (StoreError, ConfigError) as error:
         return [Finding("store", Health.BROKEN, str(error))]
+    except OSError as error:
+        return [Finding("store", Health.BROKEN, f"{name} cannot be made: {error.strerror}")]
     now = time.time()
     keys = [key for key in snapshot.keys if key.expires_at is None or key.expires_at > now]
     found = {"organisation": snapshot.organizations, "project": snapshot.projects, "key": keys}

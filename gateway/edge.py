@@ -5,11 +5,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engines.contract import Headers
+from gateway.auth import AuthFailure
 from gateway.body import Bodies
 from gateway.sink import ClientSink, Incoming
+from policies.quota_refusal import Rejected
 
 Serve = Callable[[Incoming, ClientSink], Coroutine[Any, Any, None]]
-IsKnown = Callable[[Headers], bool]
+Ask = Callable[[Headers], AuthFailure | Rejected | None]
 ABORT = "warmlane.abort"  # the ASGI extension that drops the request's connection at once
 
 
@@ -17,11 +19,11 @@ ABORT = "warmlane.abort"  # the ASGI extension that drops the request's connecti
 class Edge:
     """What all connections share. Times in seconds: see `TimeoutSection`.
 
-    `is_known`: whether the headers' key opens a door; asked before a body is waited for.
+    `ask`: why a request with these headers is refused whatever its body is; None: its body is worth waiting for.
     """
 
     serve: Serve
-    is_known: IsKnown
+    ask: Ask
     hot_paths: frozenset[bytes]
     bodies: Bodies
     max_connections: int

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from engines.contract import Headers
+from gateway.auth import AuthFailure
 from gateway.body import Body
 from gateway.errors import Problem
 from gateway.sink import Incoming, SinkWatcher
+from policies.quota_refusal import Rejected
 
 if TYPE_CHECKING:
     from gateway.hot import HotProtocol
@@ -40,7 +42,7 @@ class HotExchange:
         self._head = b""
         self._is_chunked = False
         self.has_begun = False
-        self.is_known = False  # the caller, as far as it was asked
+        self.is_welcome = False  # the caller, as far as it was asked
         self._is_whole = False  # the request has come to its end
         self._watcher: SinkWatcher | None = None
         self._on_gone: Callable[[], object] | None = None
@@ -73,14 +75,14 @@ class HotExchange:
         if not self.response_complete and not self.has_begun:
             self._begin(self._body.take())
 
-    def begin_unread(self) -> None:
-        """The caller is not known: the lifecycle says so, and needs no body for that."""
+    def begin_unread(self, problem: AuthFailure | Rejected) -> None:
+        """The caller is not known or has nothing left: the lifecycle says so, and needs no body for that."""
         self._body.drop()
-        self._begin(b"")
+        self._begin(b"", problem if isinstance(problem, Rejected) else None)
 
-    def _begin(self, body: bytes) -> None:
+    def _begin(self, body: bytes, used_up: Rejected | None = None) -> None:
         self.has_begun = True
-        incoming = Incoming(self._path, self.headers, body, time.monotonic())
+        incoming = Incoming(self._path, self.headers, body, time.monotonic(), used_up=used_up)
         task = self._protocol.loop.create_task(self._protocol.edge.serve(incoming, self))
         tasks = self._protocol.tasks
         tasks.add(task)

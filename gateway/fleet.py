@@ -8,51 +8,24 @@ import asyncio
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Annotated
 from urllib.parse import urlsplit
-
-import msgspec
 
 from engines.adapters import adapter_for
 from engines.contract import EngineAdapter, Fault, Headers, LoadReport, ReplicaError
 from engines.upstream import Upstream, UpstreamLimits
 from engines.upstream.addresses import no_engine_at
+from gateway.announced import AnnouncedReplica, Announcement, of_section, spec_of
+from gateway.kv_streams import KvReplica
 from gateway.replica_connection import ReplicaConnection
 from gateway.settings import ConfigError, ReplicaSection, Settings
 from observability import logs
 from routing.health import Probe, ProbeHistory
 from routing.pool import ReplicaPool
-from routing.replica import Replica, ReplicaSpec, ReplicaState
+from routing.replica import Replica, ReplicaState
 
 PROBE_EVERY_S = 1.0  # chosen: three failures, so a silent death is noticed within about 3 s
 PROBE_TIMEOUT_S = 2.0
-
-
-class AnnouncedReplica(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A worker as the supervisor announces it."""
-
-    name: str
-    model: str
-    engine: str
-    url: str
-    seats: Annotated[int, msgspec.Meta(ge=1)]
-    upstream_model: str | None = None
-    labels: dict[str, str] = {}
-    kv_tokens: int | None = None
-    generation: int = 0
-    priority: bool = False
-    bulk_seats: int | None = None
-    is_cache_shared: bool = False
-
-
-class Announcement(msgspec.Struct, frozen=True):
-    """All workers that live now; what is not in it is gone.
-
-    `draining`: all replicas that an operator has drained, configured ones too; None says nothing about that.
-    """
-
-    replicas: list[AnnouncedReplica]
-    draining: list[str] | None = None
+_SERVING = frozenset({ReplicaState.READY, ReplicaState.DRAINING})
 
 
 class Fleet:
@@ -69,7 +42,7 @@ class Fleet:
         self._connections: dict[str, ReplicaConnection] = {}
         self._models: frozenset[str] = frozenset()
         for section in settings.replicas:
-            self._attach(_of_section(section), api_key(section), is_announced=False)
+            self._attach(of_section(section), api_key(section), is_announced=False)
 
     def connection(self, name: str) -> ReplicaConnection:
         """How to reach a replica that was just chosen. Raises `ReplicaError` (CONNECT) if it is gone already."""
@@ -90,6 +63,20 @@ class Fleet:
         """What a replica last said of its KV cache, 0..1; 0 where it says nothing."""
         connection = self._connections.get(name)
         return (connection.load.kv_used_ratio or 0.0) if connection is not None else 0.0
+
+    def kv_replicas(self) -> Iterable[KvReplica]:
+        """The replicas that serve, as far as their KV events are concerned."""
+        for name, connection in self._connections.items():
+            replica = self._pool.get(name)
+            if replica is not None and replica.state in _SERVING:
+                spec, life = replica.spec, (replica.spec.url, replica.generation)
+                headers = _key_headers(connection)
+                yield KvReplica(name, spec.engine, spec.url, life, connection.kv_events, connection.probing, headers)
+
+    def tokenizer_of(self, model: str) -> str:
+        """The vocabulary that a replica of the model was announced with, empty without."""
+        found = (self._connections[replica.name].tokenizer for replica in self._pool.of_model(model))
+        return next(filter(None, found), "")
 
     def num_upstream(self) -> int:
         """Connections that requests use or open, all replicas."""
@@ -130,7 +117,7 @@ class Fleet:
             self._pool.remove(name)
             self._connections.pop(name).retire()
         for section in sections:
-            self._attach(_of_section(section), keys[section.name], is_announced=False)
+            self._attach(of_section(section), keys[section.name], is_announced=False)
         self._models = frozenset(self._pool.models())
         self._on_change()
 
@@ -173,11 +160,11 @@ class Fleet:
         adapter = adapter_for(announced.engine, has_priority=announced.priority)
         before = self._pool.get(announced.name)
         url = before.spec.url if before is not None else None
-        replica = self._pool.upsert(_spec(announced, adapter), self._clock())
+        replica = self._pool.upsert(spec_of(announced, adapter), self._clock())
         known = self._connections.get(announced.name)
         if known is not None and url == announced.url:
             known.adapter, known.upstream_model = adapter, announced.upstream_model or announced.model
-            known.api_key = api_key
+            known.api_key, known.kv_events, known.tokenizer = api_key, announced.kv_events, announced.tokenizer
         else:
             if known is not None:
                 known.close() if is_announced else known.retire()  # a worker's old address is dead
@@ -190,6 +177,8 @@ class Fleet:
                 is_announced=is_announced,
                 probes=ProbeHistory(),
                 load=LoadReport(),
+                kv_events=announced.kv_events,
+                tokenizer=announced.tokenizer,
             )
         if is_announced and replica.state is ReplicaState.JOINING:
             # A worker is announced once it answered. One that was lost since, in this same life, must answer again.
@@ -220,7 +209,7 @@ class Fleet:
 
 async def _ask(connection: ReplicaConnection, *, is_serving: bool) -> Probe:
     upstream, adapter = connection.probing, connection.adapter
-    headers = [(b"authorization", b"Bearer " + connection.api_key.encode())] if connection.api_key else []
+    headers = _key_headers(connection)
     try:
         answer = await upstream.fetch("GET", adapter.health_path, headers, timeout_s=PROBE_TIMEOUT_S)
     except ReplicaError as error:
@@ -232,6 +221,10 @@ async def _ask(connection: ReplicaConnection, *, is_serving: bool) -> Probe:
     return Probe.READY
 
 
+def _key_headers(connection: ReplicaConnection) -> Headers:
+    return [(b"authorization", b"Bearer " + connection.api_key.encode())] if connection.api_key else []
+
+
 async def _ask_load(upstream: Upstream, adapter: EngineAdapter, path: str, headers: Headers) -> LoadReport:
     """What the engine says of its load; nothing, if it cannot say: that alone makes nobody unready."""
     try:
@@ -239,36 +232,6 @@ async def _ask_load(upstream: Upstream, adapter: EngineAdapter, path: str, heade
     except ReplicaError:
         return LoadReport()
     return adapter.read_load(load.body) if load.status == 200 else LoadReport()
-
-
-def _spec(announced: AnnouncedReplica, adapter: EngineAdapter) -> ReplicaSpec:
-    return ReplicaSpec(
-        name=announced.name,
-        model=announced.model,
-        engine=announced.engine,
-        url=announced.url,
-        seats=announced.seats,
-        labels=announced.labels,
-        capabilities=adapter.capabilities,
-        kv_tokens=announced.kv_tokens,
-        generation=announced.generation,
-        bulk_seats=announced.bulk_seats,
-        is_cache_shared=announced.is_cache_shared,
-    )
-
-
-def _of_section(section: ReplicaSection) -> AnnouncedReplica:
-    return AnnouncedReplica(
-        name=section.name,
-        model=section.model,
-        engine=section.engine,
-        url=section.url,
-        seats=section.seats,
-        upstream_model=section.upstream_model,
-        labels=section.labels,
-        priority=section.priority,
-        is_cache_shared=section.shares_cache,
-    )
 
 
 def api_key(section: ReplicaSection) -> str | None:

@@ -130,4 +130,5 @@ class FleetPublisher:
             "kv_tokens": spec.kv_tokens,
             "labels": dict(spec.labels),
             "generation": started.generation,
+            "tokenizer": str(spec.path) if spec.path is not None else spec.engine,
         }

@@ -71,15 +71,15 @@ class Home:
             raise HomeError(f"the home folder {self.path} cannot be written; choose another with --home")
 
     def check(self) -> None:
-        """Raises `HomeError` where `create` would; makes nothing."""
-        if self.path.is_dir():
-            self.create()
-            return
-        if self.path.exists():
+        """Raises `HomeError` where a start would find that it cannot use the folder. Leaves nothing behind."""
+        if self.path.exists() and not self.path.is_dir():
             raise HomeError(f"the home folder {self.path} is a file; choose another with --home")
-        above = next(folder for folder in self.path.parents if folder.exists())
-        if not (above.is_dir() and os.access(above, os.W_OK | os.X_OK)):
-            raise HomeError(f"the home folder {self.path} cannot be made in {above}; choose another with --home")
+        try:
+            try_to_write(self.path)
+        except OSError as error:
+            what = "written" if self.path.is_dir() else "made"
+            why = f"cannot be {what}: {error.strerror}; choose another with --home"
+            raise HomeError(f"the home folder {self.path} {why}") from error
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
@@ -161,6 +161,22 @@ class Home:
         except OSError as error:
             raise HomeError(f"{self.demo} cannot be read: {error.strerror}") from error
         return content if isinstance(content, dict) else {}
+
+
+def try_to_write(folder: Path) -> None:
+    """Make the folder if need be, and a file in it; both are gone afterwards. Raises `OSError`.
+
+    Rights alone do not tell: some file systems let nobody make anything.
+    """
+    missing = [one for one in (folder, *folder.parents) if not one.exists()]
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=folder, prefix=".warmlane-", buffering=0) as file:
+            file.write(b"warmlane")
+    finally:
+        for one in missing:
+            with contextlib.suppress(OSError):  # it was not made, or somebody uses it already
+                one.rmdir()
 
 
 def write_private(path: Path, text: str) -> None:

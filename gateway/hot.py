@@ -76,8 +76,8 @@ class HotProtocol(PlainHttpProtocol):
         if self._is_deaf or self.transport.is_closing():
             return
         hot = self.answering
-        if hot is not None and not hot.has_begun and not hot.is_known:
-            self._ask_who(hot)
+        if hot is not None and not hot.has_begun and not hot.is_welcome:
+            self._ask(hot)
         is_stray = self._stage is Stage.NOTHING and self._is_free()  # line ends between requests are no request
         self._deadline.follow(Stage.HEAD if is_stray else self._stage, self._num_messages, len(data))
 
@@ -130,11 +130,12 @@ class HotProtocol(PlainHttpProtocol):
             self.transport.write(_last_answer(problem))
             self.transport.close()
 
-    def _ask_who(self, hot: HotExchange) -> None:
-        """The body of a hot request is still to come: wait for it only if the caller is known."""
-        hot.is_known = self.edge.is_known(hot.headers)
-        if not hot.is_known:
-            hot.begin_unread()
+    def _ask(self, hot: HotExchange) -> None:
+        """The body of a hot request is still to come: wait for it only if the caller is known and has something."""
+        problem = self.edge.ask(hot.headers)
+        hot.is_welcome = problem is None
+        if problem is not None:
+            hot.begin_unread(problem)
         elif self.expect_100_continue:
             self.transport.write(b"HTTP/1.1 100 Continue\r\n\r\n")
 

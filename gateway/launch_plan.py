@@ -2,7 +2,7 @@
 
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from engines.launch.ready_line import ReadyLine
@@ -59,7 +59,7 @@ class Launch:
         """One worker process, on any free port of the loopback."""
         settings = self.settings
         argv = worker_command(
-            spec,
+            replace(spec, home=self.home.path),
             drain_s=_WORKER_DRAIN_S,
             log_level=settings.telemetry.log_level,
             itl_p95_s=settings.lanes.interactive.itl_p95_s,

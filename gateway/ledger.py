@@ -35,6 +35,20 @@ class Journal(Protocol):
         """Why requests cannot be written down now and are refused; None when they can."""
         ...
 
+    @property
+    def num_dropped(self) -> int:
+        """Refusals and the like that were not written down, for want of room."""
+        ...
+
+    @property
+    def num_restored(self) -> int:
+        """Files that somebody took away and that were made again."""
+        ...
+
+    def check(self) -> bool:
+        """Look whether what is written is kept, and see to it; False where it cannot be."""
+        ...
+
     def intend(self, intent: Intent) -> None:
         """A request is about to be sent to an engine, for the first time. Raises `Refused` if it cannot be noted."""
         ...
@@ -48,7 +62,13 @@ class NoJournal:
     """Writes nothing down: a gateway without a home."""
 
     num_open = 0
+    num_dropped = 0
+    num_restored = 0
     fault = None
+
+    def check(self) -> bool:
+        """There is nothing to keep."""
+        return True
 
     def intend(self, intent: Intent) -> None:
         """Nothing."""

@@ -2,11 +2,10 @@
 
 A write is in the kernel's hands when it returns, so a killed process loses none; nothing is synced to the disk, and
 nobody waits for a store. The process holds a lock on its file for as long as it lives: who can take the lock knows
-that it is dead. The supervisor takes the lines into the ledger and removes the files (`ledger_keeper.py`).
+that it is dead. The supervisor takes the lines into the ledger and removes the files (`ledger_keeper.py`). Nobody else
+may: a file that was taken away is made again, with all that was in it.
 """
 
-import errno
-import fcntl
 import os
 import secrets
 import time
@@ -18,14 +17,13 @@ import structlog
 
 from gateway.errors import Refused
 from gateway.ledger_lines import CONTINUED, Intent, encode
+from gateway.ledger_piece import SUFFIX, LedgerPiece
 from gateway.outcome import Outcome
 from observability.records import RequestRecord
 
-SUFFIX = ".ledger"
-NEW_SUFFIX = ".ledger-new"  # not yet locked, so nobody may read it
 MAX_FILE_BYTES = 8 * 1024 * 1024  # chosen: some 10,000 requests
 MAX_FILES = 128  # chosen: a gigabyte, some 1.3 million requests that no ledger took; beyond it nothing more is sent
-LOOK_AGAIN_S = 0.25  # chosen: how often a full folder is looked at again
+LOOK_AGAIN_S = 0.25  # chosen: how often it is looked whether a full folder has room, and whether the file is there
 
 log = structlog.get_logger()
 
@@ -43,7 +41,6 @@ class LedgerFile:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Begin the first file. `name`: of the process, for people. `max_files`: of the folder. Raises `OSError`."""
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._folder = folder
         self._owner = f"{name}-{os.getpid()}-{secrets.token_hex(4)}"
         self._max_file_bytes = max_file_bytes
@@ -53,10 +50,13 @@ class LedgerFile:
         self._unwritten: list[bytes] = []  # records that found no room: no more than were in flight
         self._number = 0
         self._look_again_at = 0.0
+        self._check_at = clock() + LOOK_AGAIN_S
+        self._is_lost = False  # the file has no name any more, and none could be made in its place
         self._is_half_full = False
         self.num_dropped = 0
+        self.num_restored = 0  # files that were taken away and made again
         self.fault: str | None = None  # why nothing can be written down now
-        self._descriptor, self._size = self._begin()
+        self._piece = self._begin(b"")
 
     def intend(self, intent: Intent) -> None:
         """Write down that a request is about to be sent. Raises `Refused` (503) when that finds no room.
@@ -65,9 +65,10 @@ class LedgerFile:
         """
         line = encode(intent) + b"\n"
         is_noted = (
-            (not self._unwritten or self._write_rest())
-            and (self._size + len(line) <= self._max_file_bytes or self._rotate())
-            and self._append(line)
+            self._is_kept()
+            and (not self._unwritten or self._write_rest())
+            and (self._piece.size + len(line) <= self._max_file_bytes or self._rotate())
+            and self._piece.append(line)
         )
         if not is_noted:
             self._refuse()
@@ -84,21 +85,24 @@ class LedgerFile:
         if not is_intended and self._is_tight():
             self.num_dropped += 1  # refusals must not use up the room of what is served
             return
+        self._is_kept()  # if not, it waits in the open file for another that has a name
         line = encode(record) + b"\n"
-        if self._size + len(line) > self._max_file_bytes:
+        if self._piece.size + len(line) > self._max_file_bytes:
             self._rotate()  # without room it goes beyond: there are no more of these than requests in flight
-        if not self._append(line):
+        if not self._piece.append(line):
             if is_intended:
                 self._unwritten.append(line)
             else:
                 self.num_dropped += 1
 
-    def _is_tight(self) -> bool:
-        """Whether half of the room is used, as of a moment ago."""
-        if self._is_half_full and (now := self._clock()) >= self._look_again_at:
-            self._is_half_full = self._num_files() * 2 > self._max_files
-            self._look_again_at = now + LOOK_AGAIN_S
-        return self._is_half_full
+    def check(self) -> bool:
+        """Whether what is written is kept. A file that was taken away is made again here, with all that was in it."""
+        if self._piece.is_closed or self._piece.is_there():
+            self._is_lost = False
+        else:
+            self._is_lost = not self._restore()
+        self._check_at = self._clock() + LOOK_AGAIN_S
+        return not self._is_lost
 
     @property
     def num_open(self) -> int:
@@ -107,47 +111,43 @@ class LedgerFile:
 
     def close(self) -> None:
         """Let go of the file. Harmless the second time."""
-        if self._descriptor >= 0:
+        if not self._piece.is_closed:
+            self.check()
             self._write_rest()
-            os.close(self._descriptor)
-            self._descriptor = -1
+            self._piece.close()
 
     def __repr__(self) -> str:
-        return f"<LedgerFile {self._owner} open={self.num_open} bytes={self._size}>"
+        return f"<LedgerFile {self._owner} open={self.num_open} bytes={self._piece.size}>"
+
+    def _is_kept(self) -> bool:
+        """As `check`, as of a moment ago."""
+        return self.check() if self._clock() >= self._check_at else not self._is_lost
+
+    def _is_tight(self) -> bool:
+        """Whether half of the room is used, as of a moment ago."""
+        if self._is_half_full and (now := self._clock()) >= self._look_again_at:
+            self._is_half_full = self._num_files() * 2 > self._max_files
+            self._look_again_at = now + LOOK_AGAIN_S
+        return self._is_half_full
 
     def _refuse(self) -> NoReturn:
         if self.fault is None:
-            self.fault = (
-                f"requests cannot be written down in {self._folder}: its disk or its {self._max_files} files are full"
-            )
+            why = "the file was taken away and none can be made" if self._is_lost else "its disk or its files are full"
+            self.fault = f"requests cannot be written down in {self._folder} (at most {self._max_files} files): {why}"
             log.warning("ledger.refuses", reason=self.fault)
         raise _full()
 
     def _write_rest(self) -> bool:
         while self._unwritten:
-            if not self._append(self._unwritten[0]):
+            if not self._piece.append(self._unwritten[0]):
                 return False
             del self._unwritten[0]
         return True
 
-    def _append(self, line: bytes) -> bool:
-        """Whether the line was written whole; else it is as if nothing had been."""
-        try:
-            written = os.write(self._descriptor, line)
-        except OSError as error:
-            log.warning("ledger.write_failed", error=error.strerror)
-            written = 0
-        if written == len(line):
-            self._size += written
-            return True
-        if written:
-            os.ftruncate(self._descriptor, self._size)  # a reader takes whole lines alone, so it has not seen it
-        return False
-
     def _rotate(self) -> bool:
         """Go on in a new file, with the open intents carried over; False when there are as many as there may be."""
         now = self._clock()
-        if now < self._look_again_at:
+        if now < self._look_again_at or not self.check():
             return False
         num_files = self._num_files()
         self._is_half_full = (num_files + 1) * 2 > self._max_files
@@ -156,47 +156,42 @@ class LedgerFile:
             log.warning("ledger.full", files=self._max_files)
             return False
         try:
-            descriptor, size = self._begin()
+            following = self._begin(b"".join(self._open.values()))
         except OSError as error:
             self._look_again_at = now + LOOK_AGAIN_S
             log.warning("ledger.rotation_failed", error=error.strerror)
             return False
         # In this order: at a death in between both files hold the open intents, and each is charged once all the same.
-        if not self._append(CONTINUED):
-            self._path(self._number).unlink(missing_ok=True)
-            os.close(descriptor)
+        if not self._piece.append(CONTINUED):
+            following.path.unlink(missing_ok=True)
+            following.close()
             return False
-        os.close(self._descriptor)
-        self._descriptor, self._size = descriptor, size
+        self._go_on_in(following)
         return True
 
-    def _begin(self) -> tuple[int, int]:
-        """(descriptor, bytes) of the next file: locked before anybody can take it for a dead process's."""
-        self._number += 1
-        path = self._path(self._number)
-        new = path.with_suffix(NEW_SUFFIX)
-        content = b"".join(self._open.values())
-        descriptor = os.open(new, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    def _restore(self) -> bool:
+        """Go on in a new file, with all that is in the one that was taken away: its reader may not have seen it."""
+        gone = self._piece
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            _write_whole(descriptor, content)
-            new.rename(path)
-        except BaseException:
-            os.close(descriptor)
-            new.unlink(missing_ok=True)
-            raise
-        return descriptor, len(content)
+            self._go_on_in(self._begin(gone.content()))
+        except OSError as error:
+            if not self._is_lost:
+                log.warning("ledger.file_removed", file=str(gone.path), error=error.strerror)
+            return False
+        self.num_restored += 1
+        log.error("ledger.file_removed", file=str(gone.path), made_again=self._piece.path.name, bytes=gone.size)
+        return True
 
-    def _path(self, number: int) -> Path:
-        return self._folder / f"{self._owner}-{number:06}{SUFFIX}"
+    def _go_on_in(self, piece: LedgerPiece) -> None:
+        self._piece.close()
+        self._piece = piece
+
+    def _begin(self, content: bytes) -> LedgerPiece:
+        self._number += 1
+        return LedgerPiece(self._folder / f"{self._owner}-{self._number:06}{SUFFIX}", content)
 
     def _num_files(self) -> int:
         return sum(1 for _ in self._folder.glob(f"*{SUFFIX}"))
-
-
-def _write_whole(descriptor: int, content: bytes) -> None:
-    if os.write(descriptor, content) != len(content):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 def _full() -> Refused:

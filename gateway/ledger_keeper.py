@@ -8,14 +8,16 @@ only then, so that a pass that is killed in the middle is simply repeated.
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import structlog
 
-from gateway.ledger_file import NEW_SUFFIX, SUFFIX
+from gateway.ledger_piece import NEW_SUFFIX, SUFFIX
 from gateway.ledger_replay import LedgerReader
 from gateway.settings import LedgerSection
+from observability.metrics import GaugeRows
 from policies.ledger import Ledger, Retention
 from policies.store import StoreError
 
@@ -41,7 +43,40 @@ class LedgerKeeper:
         self._unix = unix
         self._readers: dict[Path, LedgerReader] = {}
         self._is_failing = False
+        self._num_restored = 0
         self.num_recovered = 0
+
+    @property
+    def num_waiting(self) -> int:
+        """Records that gateways wrote down and the ledger does not have yet, as of the last pass."""
+        return sum(reader.num_waiting for reader in self._readers.values())
+
+    @property
+    def num_files(self) -> int:
+        """Files in the folder, as of the last pass."""
+        return len(self._readers)
+
+    @property
+    def num_restored(self) -> int:
+        """How often the ledger's own file was taken away and made again."""
+        return self._ledger.num_restored
+
+    def statistics(self) -> dict[str, Any]:
+        """For `/admin/v1/statistics`, as of the last pass."""
+        counts = {
+            "waiting": self.num_waiting,
+            "files": self.num_files,
+            "recovered": self.num_recovered,
+            "restored": self.num_restored,
+        }
+        return {"ledger": counts}
+
+    def metrics(self) -> GaugeRows:
+        """For `/metrics`, as of the last pass."""
+        yield "warmlane_ledger_waiting", {}, self.num_waiting
+        yield "warmlane_ledger_files", {}, self.num_files
+        yield "warmlane_ledger_recovered_total", {}, self.num_recovered
+        yield "warmlane_ledger_restored_total", {}, self.num_restored
 
     async def run(self) -> None:
         """Keep the ledger for ever, until cancelled. An outage of the ledger is logged once; the files wait for it."""
@@ -66,15 +101,25 @@ class LedgerKeeper:
         """One pass. `only_dead`: leave the files of living gateways alone. Raises `StoreError`, `OSError`."""
         paths = await asyncio.to_thread(self._paths)
         self._readers = {path: self._readers.get(path) or LedgerReader(path) for path in paths}
-        for reader in list(self._readers.values()):
+        readers = list(self._readers.values())
+        if not only_dead:  # first: how much waits is asked where the ledger takes nothing
+            await asyncio.to_thread(_count, readers)
+        for reader in readers:
             with contextlib.suppress(FileNotFoundError):  # another process was faster
                 await self._take(reader, only_dead=only_dead)
+        self._tell_restored()
 
     async def purge(self) -> None:
         """Drop what is older than it is kept, batch after batch. Raises `StoreError`."""
         dropped = 1
         while dropped:
             dropped = await self._ledger.purge(self._unix(), self._keep)
+        self._tell_restored()
+
+    def _tell_restored(self) -> None:
+        if self._ledger.num_restored > self._num_restored:
+            self._num_restored = self._ledger.num_restored
+            log.error("ledger.store_removed", ledger=repr(self._ledger), made_again=True)
 
     async def _take(self, reader: LedgerReader, *, only_dead: bool) -> None:
         is_owned = reader.is_owned()  # asked first: what a dead process wrote is all there when it is read
@@ -106,14 +151,22 @@ class LedgerKeeper:
         return f"<LedgerKeeper {self._folder.name} files={len(self._readers)} recovered={self.num_recovered}>"
 
 
+def _count(readers: Sequence[LedgerReader]) -> None:
+    for reader in readers:
+        with contextlib.suppress(FileNotFoundError):
+            reader.count()
+
+
 @contextlib.asynccontextmanager
-async def keeping(ledger: Ledger, folder: Path, keep: Retention) -> AsyncIterator["asyncio.Task[None]"]:
+async def keeping(
+    ledger: Ledger, folder: Path, keep: Retention
+) -> AsyncIterator[tuple[LedgerKeeper, "asyncio.Task[None]"]]:
     """The ledger is kept inside the block: what earlier runs left is taken in first, what the block left at its end."""
     keeper = LedgerKeeper(folder, ledger, keep)
     await keeper.replay()
     task = asyncio.create_task(keeper.run(), name="ledger")
     try:
-        yield task
+        yield keeper, task
     finally:
         task.cancel()
         await asyncio.wait([task])

@@ -30,7 +30,9 @@ class LedgerReader:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self.num_waiting = 0  # records that are written and not in the ledger, as of the last `count`
         self._offset = 0
+        self._counted_to = 0
         self._open: dict[str, Intent] = {}
         self._is_continued = False
 
@@ -44,6 +46,20 @@ class LedgerReader:
         finally:
             os.close(descriptor)
         return False
+
+    def count(self) -> None:
+        """Count the records that came since the last time, whether or not the ledger can take them now."""
+        with self.path.open("rb") as file:
+            file.seek(self._counted_to)
+            while data := file.read(READ_BYTES):
+                if b"\n" not in data:
+                    data += file.readline()  # a line longer than that
+                end = data.rfind(b"\n") + 1
+                if not end:
+                    return
+                self.num_waiting += data.count(b"\n{", 0, end) + data.startswith(b"{")
+                self._counted_to += end
+                file.seek(self._counted_to)
 
     def read(self, max_bytes: int = READ_BYTES) -> Batch | None:
         """What has come since the last `advance`, about so much of it; None if there is no whole line more."""
@@ -71,6 +87,10 @@ class LedgerReader:
 
     def advance(self, batch: Batch) -> None:
         """The batch is in the ledger."""
+        if batch.ends_at < self._counted_to:
+            self.num_waiting = max(0, self.num_waiting - len(batch.rows))
+        else:
+            self.num_waiting, self._counted_to = 0, batch.ends_at
         self._offset = batch.ends_at
         self._is_continued |= batch.is_continued
         for intent in batch.begun:

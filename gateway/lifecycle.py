@@ -114,7 +114,8 @@ class Lifecycle:
             raise nobody_serves()
         call.deadline = read_deadline(call.incoming)
         call.traceparent = read_traceparent(call.incoming)
-        key = prefix_key(model, principal.tenant.cache_salt, request.segments, home_segments=request.home_segments)
+        salt = principal.tenant.cache_salt
+        key = prefix_key(model, salt, request.segments, home_segments=request.home_segments)
         return RouteQuery(
             model,
             key,
@@ -123,6 +124,7 @@ class Lifecycle:
             request.max_output_tokens or 0,
             labels=self._parts.settings.lanes.labels_of(lane),
             cache_domain=principal.tenant.cache_domain,
+            tokens=await self._parts.tokens.chain(model, request, salt) if self._parts.router.knows_exactly else None,
         )
 
     def _is_expected(self, model: str) -> bool:

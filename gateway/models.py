@@ -22,11 +22,15 @@ class ModelTable:
     """The configured models and whatever the replicas serve besides. `served` names the latter, at each call."""
 
     def __init__(self, configured: Iterable[ModelSection], served: Callable[[], frozenset[str]]) -> None:
+        self._served = served
+        self.configure(configured)
+
+    def configure(self, configured: Iterable[ModelSection]) -> None:
+        """Other models and aliases from now on; requests that were resolved keep the real name that they have."""
         self._configured = {
             section.name: ServedModel(section.name, section.aliases, section.context_tokens) for section in configured
         }
         self._aliases = {alias: model.name for model in self._configured.values() for alias in model.aliases}
-        self._served = served
 
     def names(self) -> frozenset[str]:
         """Every real name."""

@@ -10,9 +10,11 @@ from gateway.auth import Directory
 from gateway.bulk_runs import BulkRuns
 from gateway.fleet import Fleet
 from gateway.isolation import CacheIsolation
+from gateway.kv_streams import KvStreams
 from gateway.ledger import Journal
 from gateway.models import ModelTable
 from gateway.peers import Peers
+from gateway.prompt_tokens import PromptTokens
 from gateway.recorder import Recorder
 from gateway.settings import Settings
 from gateway.sink import ClientSink, Incoming
@@ -28,7 +30,8 @@ from routing.seat_control import SeatControl
 class Parts:
     """What the lifecycle works with; `app.py` makes them. `clock`: monotonic seconds, `unix`: Unix seconds.
 
-    `settings`: those in force; a reload puts others in their place, so ask at every use. The rest never changes.
+    `settings`: those in force; a reload puts others in their place, so ask at every use. What is in `models` and
+    `dispatch` follows it. The rest never changes.
 
     `peers`: the other gateways, None where this one shares nothing.
     """
@@ -40,6 +43,8 @@ class Parts:
     router: Router
     dispatch: Dispatch
     fleet: Fleet
+    kv_streams: KvStreams
+    tokens: PromptTokens
     isolation: CacheIsolation
     retries: RetryBudget
     outputs: OutputEstimates

@@ -5,6 +5,7 @@ A gateway with a store of its own has no peers. Made in `redis_peers.py`; who us
 
 from typing import Protocol
 
+from policies.in_flight import Unit
 from policies.leases import Holdings
 from policies.meters import Meter, Meters
 
@@ -32,10 +33,6 @@ class Peers(Holdings, Protocol):
         """Whether limits are decided without the store: money refuses, of the rest this gateway admits its part."""
         ...
 
-    async def until_granted(self, meter: Meter, amount: int, timeout_s: float = 0.25) -> bool:
-        """Wait for the allowance that a take was short of (`Short.is_pending`); whether another take is worth it."""
-        ...
-
-    def share(self, limit: int) -> int:
-        """The part of a limit of requests in flight that this gateway enforces by itself."""
+    async def until_granted(self, wanted: Meter | Unit, amount: int, timeout_s: float = 0.25) -> bool:
+        """Wait for what a take was short of (`Rejected.pending`); whether another take is worth it."""
         ...

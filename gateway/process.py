@@ -20,8 +20,8 @@ import typer
 import uvloop
 
 from gateway import server
+from gateway.announced import Announcement
 from gateway.app import Gateway
-from gateway.fleet import Announcement
 from gateway.isolation import opened_claims
 from gateway.ledger import opened_books
 from gateway.settings import ConfigError, Settings, load
@@ -76,7 +76,7 @@ async def _run(settings: Settings, home: Path, control: Path, *, port: int, numb
         opened_books(settings, home, f"gateway-{number}") as books,
         contextlib.AsyncExitStack() as leases,
     ):
-        peers = _peers(settings, number) if settings.store.is_shared else None
+        peers = _peers(settings) if settings.store.is_shared else None
         gateway = Gateway(settings, store, peers, claims, books)
         await gateway.parts.directory.refresh()
         await gateway.recount()
@@ -95,10 +95,10 @@ async def _run(settings: Settings, home: Path, control: Path, *, port: int, numb
     return 0
 
 
-def _peers(settings: Settings, number: int) -> "RedisPeers":
+def _peers(settings: Settings) -> "RedisPeers":
     from gateway.redis_peers import RedisPeers  # one process with SQLite loads nothing of it
 
-    return RedisPeers(settings.store.url, number=number, processes=settings.gateway.processes)
+    return RedisPeers(settings.store.url)
 
 
 async def _serve(

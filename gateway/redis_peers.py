@@ -5,23 +5,26 @@ Loaded only with a shared store. Holds no rule: what is leased, lent and granted
 """
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 from typing import Self
 
 from observability import logs
+from policies.in_flight import Unit
 from policies.leased_meters import LeasedMeters
 from policies.leases import LEASE_S
 from policies.local_holdings import LocalHoldings
 from policies.meters import Meter, Meters
-from policies.quota_share import share_of
 from policies.redis_leases import RedisLeases, bury, lease_clock, new_gateway_id
 from policies.redis_link import RedisLink
-from policies.redis_meters import GRANT_S, RedisMeters
+from policies.redis_meters import ASK_AGAIN_S, GRANT_S, RedisMeters
 from policies.store import StoreError
 
-# What is used in equal parts when the store is away: too many requests for seats only queue in the engine, while a
-# tenant's cap is a promise that a gateway which alone is cut off would break.
-FALLBACK_FAMILIES = ("seat",)
+# What is used in equal parts when the store is away: too many requests for seats only queue in the engine, and without
+# a place in flight a tenant gets nothing at all. A batch cap is a promise that a gateway which alone is cut off breaks.
+FALLBACK_FAMILIES = ("seat", "cap")
+URGENT_FAMILIES = ("cap",)  # a request that finds no place in flight is refused, it does not wait in a queue
+UNIT_S = 0.2  # chosen: many round trips, in which others give up what they hold unused, also on a busy machine
 ENGINE_NOTICES_S = 0.5  # chosen: an engine ends the requests of a process that died, and a lease is far from over
 
 _LOOK_EVERY_S = 0.05
@@ -30,26 +33,24 @@ _LOOK_EVERY_S = 0.05
 class RedisPeers:
     """`Peers` at the Redis of `url`. `async with` it: leases and meters are kept inside, and given back at the end.
 
-    `number`: which of its node's `processes` this gateway is, from 1. Set `on_raise` before entering: it is called when
-    there is more to take than before. A lease's clock goes on while the machine sleeps, so the `now` of the callers,
-    which does not, is not used.
+    Set `on_raise` before entering: it is called when there is more to take than before. A lease's clock goes on while
+    the machine sleeps, so the `now` of the callers, which does not, is not used.
     """
 
     def __init__(
         self,
         url: str,
         *,
-        number: int,
-        processes: int,
         lease_s: float = LEASE_S,
         clock: Callable[[], float] = lease_clock,
     ) -> None:
         self.on_raise: Callable[[], None] = lambda: None
-        self._number = number
-        self._processes = processes
+        self._raised = asyncio.Event()  # one for each raise
         self._clock = clock
         self._link = RedisLink(url)
-        self._holdings = LocalHoldings(new_gateway_id(), lease_s=lease_s, fallback_families=FALLBACK_FAMILIES)
+        self._holdings = LocalHoldings(
+            new_gateway_id(), lease_s=lease_s, fallback_families=FALLBACK_FAMILIES, urgent_families=URGENT_FAMILIES
+        )
         self._leases = RedisLeases(
             self._link, self._holdings, clock=clock, on_raise=self._on_raise, on_nudge=self._on_nudge
         )
@@ -86,13 +87,28 @@ class RedisPeers:
         """Whether limits are decided without the store: money refuses, of the rest this gateway admits its part."""
         return self._meters.is_degraded
 
-    async def until_granted(self, meter: Meter, amount: int, timeout_s: float = GRANT_S) -> bool:
-        """Wait for the allowance that a take was short of; whether another take is worth it.
+    async def until_granted(self, wanted: Meter | Unit, amount: int, timeout_s: float = GRANT_S) -> bool:
+        """Wait for what a take was short of; whether another take is worth it.
 
         For after a `Short` that `is_pending`: the first request of a tenant here, or one that used the allowance up.
-        False as soon as it is known that the limit has no room.
+        False as soon as it is known that the limit has no room. Units in flight are waited for as long as others need
+        to give up what they hold unused.
         """
-        return await self._meters.until_granted(meter, amount, timeout_s)
+        if isinstance(wanted, Unit):
+            return await self._until_unit(wanted, min(timeout_s, UNIT_S))
+        return await self._meters.until_granted(wanted, amount, timeout_s)
+
+    async def _until_unit(self, unit: Unit, timeout_s: float) -> bool:
+        ends_at = self._clock() + timeout_s
+        while not self._holdings.can_take(unit.resource, now := self._clock()):
+            if now >= ends_at:
+                self._holdings.note_dry(unit.resource, now)
+                return False
+            self._holdings.ask_for(unit.resource, now)
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(ends_at - now, ASK_AGAIN_S)):
+                    await self._raised.wait()
+        return True
 
     async def until_granting(self) -> None:
         """Wait while leases are not granted yet, as for a lease after the first start of all; two leases at most."""
@@ -100,13 +116,13 @@ class RedisPeers:
         while (self.is_degraded or self._holdings.is_recovering) and self._clock() < ends_at:  # noqa: ASYNC110  # once, at the start
             await asyncio.sleep(_LOOK_EVERY_S)
 
-    def share(self, limit: int) -> int:
-        """The part of a limit of requests in flight that this gateway enforces by itself."""
-        return share_of(limit, number=self._number, processes=self._processes, living=self.num_gateways)
-
     def try_take(self, resource: str, limit: int, now: float, waiting: int = 1) -> bool:  # noqa: ARG002
         """Whether a unit was taken."""
         return self._holdings.try_take(resource, limit, self._clock(), waiting)
+
+    def may_come(self, resource: str, now: float) -> bool:  # noqa: ARG002
+        """Whether others may have a unit to give."""
+        return self._holdings.may_come(resource, self._clock())
 
     def give_back(self, resource: str) -> None:
         """A taken unit is free again."""
@@ -125,6 +141,8 @@ class RedisPeers:
         return self._holdings.statistics()
 
     def _on_raise(self) -> None:
+        self._raised.set()
+        self._raised = asyncio.Event()
         self.on_raise()
 
     def _on_nudge(self, names: list[str]) -> None:
@@ -141,7 +159,7 @@ class RedisPeers:
         await self._link.close()
 
     def __repr__(self) -> str:
-        return f"<RedisPeers {self._number} of {self._processes} {self._leases!r}>"
+        return f"<RedisPeers {self._leases!r}>"
 
 
 class Burials:

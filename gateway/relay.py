@@ -13,12 +13,13 @@ import msgspec
 
 from engines.contract import Fault, Headers, ReplicaError, UpstreamExchange
 from gateway.answer import ClientAnswer
-from gateway.chunks import Usage, read_answer
+from gateway.chunks import Usage, answer_text_bytes, read_answer
 from gateway.refusals import refusal
 from gateway.settings import TimeoutSection
 from gateway.sink import ClientSink
 
 MAX_GAPS = 256
+SIZED_EVERY = 8  # chosen: a power of two; the text of so few chunks is enough to know how much all of them hold
 MAX_REFUSAL_BYTES = 65536  # chosen: of an engine's error page, more says nothing more
 DRAIN_S = 0.25  # chosen: an engine that has said all may end its answer so late, and the connection is used again
 MAX_ANSWER_BYTES = 64 * 1024 * 1024  # chosen: an unstreamed answer above this is a broken engine
@@ -34,6 +35,8 @@ class Relayed:
 
     Times are monotonic seconds. `num_chunks` counts chunks with content, about one a token. `gap_sample`: every fourth
     gap between them, at most `MAX_GAPS`. `was_slow`: the client held the stream up, so its gaps say nothing.
+    `sized_bytes`: of the text of the first chunks and of every `SIZED_EVERY`th, `num_sized` of them; of an answer that
+    came whole all of it, if it has no usage.
     """
 
     usage: Usage | None = None
@@ -43,6 +46,15 @@ class Relayed:
     num_chunks: int = 0
     gap_sample: list[float] = field(default_factory=list)
     was_slow: bool = False
+    num_sized: int = 0
+    sized_bytes: int = 0
+
+    @property
+    def text_bytes(self) -> int:
+        """About how much text came, where no engine says how many tokens it is."""
+        if self.num_sized >= self.num_chunks:
+            return self.sized_bytes
+        return self.sized_bytes * self.num_chunks // max(1, self.num_sized)
 
 
 class Relay(ABC):
@@ -237,7 +249,9 @@ class WholeRelay(Relay):
     def _complete(self) -> None:
         body = b"".join(self._parts)
         try:
-            self.relayed.usage = read_answer(body)
+            self.relayed.usage = usage = read_answer(body)
+            if usage is None:
+                self.relayed.sized_bytes = answer_text_bytes(body)
         except (msgspec.MsgspecError, RecursionError) as error:
             raise ReplicaError(Fault.PROTOCOL, f"the engine's answer is not one: {error}") from None
         self.relayed.first_content_at = self.relayed.last_content_at = self._last_data_at

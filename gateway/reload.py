@@ -10,14 +10,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import BaseModel, ValidationError
+
 from gateway.admin.control_client import ControlError
+from gateway.config_errors import sentences
 from gateway.fleet import api_key
 from gateway.home import HomeError, write_private
-from gateway.settings import ConfigError, Settings
+from gateway.settings import ConfigError, ConfigFile, LanesSection, Settings
+from observability.metrics import GaugeRows
 
 HANDED_NAME = "settings.json"
 _LIVE = frozenset(
     {
+        "models",
         "replicas",
         "telemetry.log_level",
         "timeouts.first_token_s",
@@ -25,9 +30,10 @@ _LIVE = frozenset(
         "timeouts.total_s",
         "timeouts.keepalive_s",
         "retries.max_attempts",
-        "lanes.interactive.labels",
-        "lanes.standard.labels",
-        "lanes.bulk.labels",
+        *(f"lanes.{lane}.{key}" for lane in LanesSection.model_fields for key in ("labels", "queue", "max_wait_s")),
+        "lanes.standard.weight",
+        "lanes.bulk.weight",
+        "lanes.bulk.lift_after_s",
     }
 )
 
@@ -50,16 +56,19 @@ def compare(old: Settings, new: Settings) -> Reloaded:
 
 def merged(old: Settings, new: Settings) -> Settings:
     """The old settings with whatever can change at once taken from the new."""
-    lanes = {
-        name: getattr(old.lanes, name).model_copy(update={"labels": getattr(new.lanes, name).labels})
-        for name in type(old.lanes).model_fields
-    }
-    update: dict[str, Any] = {"replicas": new.replicas, "lanes": old.lanes.model_copy(update=lanes)}
-    for section in ("telemetry", "timeouts", "retries"):
-        names = [key.partition(".")[2] for key in _LIVE if key.startswith(f"{section}.")]
-        values = {name: getattr(getattr(new, section), name) for name in names}
-        update[section] = getattr(old, section).model_copy(update=values)
+    lanes = {name: _live_part(f"lanes.{name}", old.lanes, new.lanes) for name in type(old.lanes).model_fields}
+    update: dict[str, Any] = {name: _live_part(name, old, new) for name in ("telemetry", "timeouts", "retries")}
+    update |= {"models": new.models, "replicas": new.replicas, "lanes": old.lanes.model_copy(update=lanes)}
     return old.model_copy(update=update)
+
+
+def _live_part(path: str, old: BaseModel, new: BaseModel) -> BaseModel:
+    """A section of the old settings, with its live keys as in the new ones. `path`: as in `_LIVE`."""
+    name = path.rpartition(".")[2]
+    before, after = getattr(old, name), getattr(new, name)
+    keys = [key.removeprefix(f"{path}.") for key in _LIVE if key.startswith(f"{path}.")]
+    part: BaseModel = before.model_copy(update={key: getattr(after, key) for key in keys})
+    return part
 
 
 def _leaves(values: Mapping[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
@@ -93,6 +102,8 @@ class Reloader:
         self._workers = workers
         self._reloading = asyncio.Lock()
         self.settings = configured
+        self.generation = 1  # raised whenever other settings come into force
+        self.fault: str | None = None  # why the last reading was refused; None once one is good, be it the same text
         write_private(handed, configured.model_dump_json())
 
     async def reload(self) -> Reloaded:
@@ -101,14 +112,38 @@ class Reloader:
         Raises `ConfigError` for one that cannot be used, `ControlError` when a gateway did not take it.
         """
         async with self._reloading:
-            new = await asyncio.to_thread(self._reread)
-            self._check(new)
-            found, target = compare(self.settings, new), merged(self.settings, new)
-            if found.changed:
-                await self._apply(target)
+            try:
+                found = await self._reload()
+            except (ConfigError, ControlError) as error:
+                self.fault = str(error)
+                raise
+            self.fault = None
             return found
 
-    def _check(self, new: Settings) -> None:
+    def statistics(self) -> dict[str, Any]:
+        """For `/admin/v1/statistics`."""
+        return {"config": {"generation": self.generation, "fault": self.fault}}
+
+    def metrics(self) -> GaugeRows:
+        """For `/metrics`."""
+        yield "warmlane_config_generation", {}, self.generation
+        yield "warmlane_config_refused", {}, self.fault is not None
+
+    async def _reload(self) -> Reloaded:
+        new = await asyncio.to_thread(self._reread)
+        found, target = compare(self.settings, new), merged(self.settings, new)
+        self._check(new, target)
+        if found.changed:
+            await self._apply(target)
+            self.generation += 1
+        return found
+
+    def _check(self, new: Settings, target: Settings) -> None:
+        try:  # a new alias may be the name of a model whose worker goes only with a restart
+            ConfigFile.model_validate(target.model_dump())
+        except ValidationError as error:
+            why = "; ".join(sentences(ConfigFile, {}, error.errors()))
+            raise ConfigError(f"not before a restart, with what changes only then: {why}") from error
         for replica in new.replicas:
             api_key(replica)
             if replica.name in self._workers:

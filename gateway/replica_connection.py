@@ -26,7 +26,8 @@ class ReplicaConnection:
     """How to reach one replica and how to speak to it. `load`: what it last said of itself.
 
     `probing`: connections for probes alone, which so neither wait behind requests nor count as requests.
-    `relays`: the attempts under way. `heard_at`: when one that has ended last got something.
+    `relays`: the attempts under way. `heard_at`: when one that has ended last got something. `kv_events`: see
+    `kv_sources`. `tokenizer`: see `prompt_tokens`.
     """
 
     adapter: EngineAdapter
@@ -40,6 +41,8 @@ class ReplicaConnection:
     relays: set[OpenRelay] = field(default_factory=set)
     heard_at: float | None = None
     is_retired: bool = False
+    kv_events: str = ""
+    tokenizer: str = ""
 
     @property
     def last_heard_at(self) -> float | None:

@@ -14,6 +14,7 @@ from engines.adapters import adapter_for
 from gateway.admin_settings import AdminSection, AlertsSection
 from gateway.config_file import read_settings
 from gateway.config_values import HttpUrl, Name, Port, Seconds, UsdPerMillion
+from gateway.kv_sources import KvEvents
 from policies.lane import Lane
 
 EngineKind = Literal["vllm", "llama-server", "openai", "warmlane"]
@@ -165,13 +166,16 @@ class LanesSection(Section):
 class ModelSection(Section):
     """A model that tenants may name. Replicas may serve models without one; this adds aliases, bounds and prices.
 
-    `price_in`, `price_cached`, `price_out`: USD per million tokens of input, of input found in a cache (without it: as
-    any input) and of output. A model with no price cannot be used by a tenant that has a `usd_per_month`.
+    `tokenizer`: a GGUF file with the model's vocabulary, so that prompts can be compared with what engines tell of
+    their caches (`kv_events`); that of our own workers is known. `price_in`, `price_cached`, `price_out`: USD per
+    million tokens of input, of input found in a cache (without it: as any input) and of output. A model with no price
+    cannot be used by a tenant that has a `usd_per_month`.
     """
 
     name: Name
     aliases: tuple[Name, ...] = ()
     context_tokens: Annotated[int, Field(ge=1, le=100_000_000)] | None = None
+    tokenizer: str = ""
     price_in: UsdPerMillion | None = None
     price_cached: UsdPerMillion | None = None
     price_out: UsdPerMillion | None = None
@@ -189,7 +193,9 @@ class ReplicaSection(Section):
 
     `priority`: a vLLM server that runs with `--scheduling-policy priority`; without it vLLM refuses priorities.
     `shared_cache`: what if the engine knows no cache salt: `refuse` gives it to one tenant alone, `accept` to all,
-    whose response times and cached tokens then tell what others asked.
+    whose response times and cached tokens then tell what others asked. `kv_events`: `off`, `discover` (ask the engine
+    where it publishes them) or `tcp://host:port`, with `,tcp://host:port` behind it for its replay socket; empty: our
+    own workers are asked, others not.
     """
 
     name: Name
@@ -202,6 +208,7 @@ class ReplicaSection(Section):
     api_key_env: str | None = None
     priority: bool = False
     shared_cache: Literal["refuse", "accept"] = "refuse"
+    kv_events: KvEvents = ""
 
     @model_validator(mode="after")
     def _the_engine_knows_it(self) -> Self:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from engines.contract import Headers
+from policies.quota_refusal import Rejected
 
 
 class SinkWatcher(Protocol):
@@ -57,13 +58,17 @@ class ClientSink(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Incoming:
-    """One request as it came. Header names are lower case. `arrived_at`: monotonic seconds, body complete."""
+    """One request as it came. Header names are lower case. `arrived_at`: monotonic seconds, body complete.
+
+    `used_up`: the limit that has nothing left for it, so that its body was not waited for.
+    """
 
     path: str
     headers: Headers
     body: bytes
     arrived_at: float
     peer: str = ""
+    used_up: Rejected | None = None
 
     def header(self, name: bytes) -> bytes | None:
         """The value of a header, the first if there are several, None if there is none."""

@@ -20,7 +20,7 @@ from gateway.launch_plan import Launch
 from gateway.ports import PortUnusable, check_port
 from gateway.ready import Readiness
 from gateway.settings import Settings, load
-from gateway.stores import store_name
+from gateway.stores import held, store_name
 from gateway.supervisor import STOP_SIGNALS, Supervisor, SupervisorError
 from gateway.webhook import webhook_secret
 from gateway.worker_plan import needs_demo_model, plan_workers, wanted_workers
@@ -56,10 +56,11 @@ def start(request: Request) -> None:
     with home.held(), contextlib.suppress(_Stopped), _stoppable():
         check_ports(settings)
         store_name(settings.store, home.path)
-        token = home.admin_token(os.environ)
-        workers = plan(request, settings, home) if request.has_workers else ()
-        launch = Launch(settings, request.config, home, token, workers)
-        asyncio.run(_supervise(launch, lambda: effective_settings(request)))
+        with held(settings.store, home.path):
+            token = home.admin_token(os.environ)
+            workers = plan(request, settings, home) if request.has_workers else ()
+            launch = Launch(settings, request.config, home, token, workers)
+            asyncio.run(_supervise(launch, lambda: effective_settings(request)))
 
 
 def effective_settings(request: Request) -> Settings:

@@ -1,12 +1,13 @@
 """The store that the configuration names: SQLite for one gateway, Redis where several share it."""
 
 import contextlib
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 from gateway.home import store_path
 from gateway.settings import StoreSection
 from policies.audit import AuditKeep
+from policies.sqlite_lock import sqlite_held
 from policies.sqlite_store import SqliteStore
 from policies.store import Store
 
@@ -39,6 +40,19 @@ async def opened(section: StoreSection, home: Path, keep: AuditKeep = AuditKeep(
         yield store
     finally:
         await store.close()
+
+
+@contextlib.contextmanager
+def held(section: StoreSection, home: Path) -> Iterator[None]:
+    """The store is this Warmlane's alone inside the block, unless it is one that gateways share.
+
+    Raises `ConfigError`, `StoreError`; whoever only reads it need not hold it.
+    """
+    if section.is_shared:
+        yield
+        return
+    with sqlite_held(store_path(section.url, home)):
+        yield
 
 
 async def is_made(section: StoreSection, home: Path) -> bool:

@@ -28,6 +28,7 @@ class _Tokens(NamedTuple):
 class Story:
     """Mutable, one a request. Times are monotonic seconds, `started_at` Unix seconds.
 
+    `lost_attempts`, `lost_tokens`: attempts that failed before any content, and the work in them.
     `owed`: what of the last attempt its tenant pays; `unseen_tokens`: output of it that nobody could count.
     `reserved_*`: what the request was expected to cost; `done`, `charged_tokens`, `cost_nanousd`: what it did.
     `limit`: which refused it, or in shadow mode would have.
@@ -45,6 +46,8 @@ class Story:
     outcome: Outcome = Outcome.BUG
     problem: Problem | None = None
     attempts: int = 0
+    lost_attempts: int = 0
+    lost_tokens: int = 0
     preemptions: int = 0
     queued_s: float | None = None
     sent_at: float | None = None
@@ -86,6 +89,8 @@ class Story:
             reason=_cut(self.problem.code) if self.problem else None,
             is_streaming=bool(self.request and self.request.is_streaming),
             attempts=self.attempts,
+            lost_attempts=self.lost_attempts,
+            lost_tokens=self.lost_tokens,
             replica=self.decision.chosen if self.decision else None,
             queue_s=self.queued_s,
             ttft_s=first - self.arrived_at if first is not None else None,

@@ -13,7 +13,7 @@ from gateway import sse
 from gateway.answer import ClientAnswer
 from gateway.chunks import ChunkSigns, read_chunk, usage_chunk, without_usage
 from gateway.refusals import in_stream_error
-from gateway.relay import MAX_GAPS, Relay
+from gateway.relay import MAX_GAPS, SIZED_EVERY, Relay
 from gateway.settings import TimeoutSection
 from gateway.sink import ClientSink
 
@@ -58,7 +58,8 @@ class StreamRelay(Relay):
             self._is_done = True
             return
         try:
-            signs = read_chunk(payload)
+            number = self.relayed.num_chunks
+            signs = read_chunk(payload, with_size=number < SIZED_EVERY or not number & (SIZED_EVERY - 1))
         except (msgspec.MsgspecError, RecursionError) as error:
             raise ReplicaError(
                 Fault.PROTOCOL, f"the engine's stream holds something that is no chunk: {error}"
@@ -66,7 +67,7 @@ class StreamRelay(Relay):
         if signs.is_error:
             raise in_stream_error(payload)
         if signs.has_content:
-            self._count_content()
+            self._count_content(signs.text_bytes)
         if signs.finished:
             self._unfinished.difference_update(signs.finished)
         if signs.usage is not None or signs.usage_only:
@@ -77,7 +78,7 @@ class StreamRelay(Relay):
         target = self._out if is_due or len(self._held) >= MAX_HELD_EVENTS else self._held
         target.append(sse.event(payload))
 
-    def _count_content(self) -> None:
+    def _count_content(self, text_bytes: int) -> None:
         now = self._last_data_at
         relayed = self.relayed
         if relayed.first_content_at is None or relayed.last_content_at is None:
@@ -90,6 +91,9 @@ class StreamRelay(Relay):
                 relayed.gap_sample.append(gap_s)
         relayed.last_content_at = now
         relayed.num_chunks += 1
+        if text_bytes:
+            relayed.num_sized += 1
+            relayed.sized_bytes += text_bytes
 
     def _take_usage(self, payload: bytes, signs: ChunkSigns) -> bytes:
         self.relayed.usage = signs.usage or self.relayed.usage

@@ -20,6 +20,7 @@ import msgspec
 from gateway.admin.app import create_admin_app
 from gateway.admin.control_client import ControlError
 from gateway.admin.oidc import people_of
+from gateway.admin.operations import note
 from gateway.admin.usage import Usage
 from gateway.admin.wire import ReloadedBody
 from gateway.admin_listener import serving
@@ -36,6 +37,8 @@ from gateway.reload import HANDED_NAME, Reloader
 from gateway.settings import ConfigError, Settings
 from gateway.stores import opened
 from observability import logs
+from policies.audit import SYSTEM, Change
+from policies.store import Store
 
 _SEEN_READY_S = 60  # from the last worker's readiness until the gateway has seen it
 _POLL_S = 0.05
@@ -58,6 +61,7 @@ class Supervisor:
         self._announce = announce
         self._reread = reread
         self._reloader: Reloader | None = None
+        self._store: Store | None = None
         self._reload: asyncio.Task[None] | None = None
         self._stopping = asyncio.Event()
         self._force = asyncio.Event()
@@ -81,9 +85,12 @@ class Supervisor:
 
     async def _reload_for_signal(self) -> None:
         try:
-            await self.reload()
+            found = await self.reload()
         except (ConfigError, ControlError) as error:
             logs.get().warning("config.not_reloaded", reason=str(error))
+        else:
+            if self._store is not None:  # by the endpoint it is written down there, with who asked
+                await note(self._store, Change("config.reloaded", "config", after=msgspec.json.encode(found)), SYSTEM)
 
     async def reload(self) -> ReloadedBody:
         """Read the configuration again. Raises `ConfigError`, `ControlError`; then all is as before."""
@@ -102,10 +109,11 @@ class Supervisor:
             async with (
                 opened(launch.settings.store, launch.home.path, audit_keep(launch.settings.admin)) as store,
                 opened_ledger(launch.settings, launch.home.path) as ledger,
-                keeping(ledger, launch.home.path / FOLDER, retention_of(launch.settings.ledger)) as keeper,
+                keeping(ledger, launch.home.path / FOLDER, retention_of(launch.settings.ledger)) as (kept, keeper),
                 _children(launch, folder, self._fail) as children,
                 people_of(launch.settings.admin) as people,
             ):
+                self._store = store
                 names = frozenset(worker.name for worker in launch.workers)
                 tell = children.control.set_settings
                 reloader = self._reloader = Reloader(self._launch.settings, self._reread, tell, handed, workers=names)
@@ -123,6 +131,7 @@ class Supervisor:
                     reload=self.reload,
                     people=people,
                     on_key_used=uses.note,
+                    counted=(kept, reloader),
                 )
                 async with (
                     serving(app, listener) as admin,

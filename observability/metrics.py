@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from typing import NamedTuple, TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from observability.records import RequestRecord
@@ -18,6 +18,8 @@ _OVERHEAD_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025,
 OTHER_MODEL = "other"
 
 _Metric = TypeVar("_Metric", Counter, Histogram)
+
+_Family = CounterMetricFamily | GaugeMetricFamily
 
 GaugeRows = Iterable[tuple[str, dict[str, str], float]]
 
@@ -64,6 +66,15 @@ class Metrics:
         self._alerts = self._counter(
             "warmlane_budget_alerts", "Budgets that reached this percentage, once a window.", ["threshold"]
         )
+        self._attempts = self._counter("warmlane_attempts", "Requests sent to engines, retries too.", ["model"])
+        self._lost = self._counter(
+            "warmlane_attempts_lost", "Attempts that an engine failed before any content; nobody pays.", ["model"]
+        )
+        self._lost_tokens = self._counter(
+            "warmlane_attempts_lost_tokens",
+            "Tokens of work in lost attempts, as reported or predicted: the operator's cost.",
+            ["model"],
+        )
         self._hits = self._counter("warmlane_prefix_hit_tokens", "Prompt tokens found in a cache.", ["model", "source"])
         self._prompt = self._counter("warmlane_prompt_tokens", "Prompt tokens.", ["model"])
         ttft = self._histogram(
@@ -86,6 +97,11 @@ class Metrics:
         """Count one finished request, once."""
         model = record.model if record.model in self._models() else OTHER_MODEL
         self._requests[model, record.lane, record.outcome].inc()
+        if record.attempts:
+            self._attempts[model,].inc(record.attempts)
+        if record.lost_attempts:
+            self._lost[model,].inc(record.lost_attempts)
+            self._lost_tokens[model,].inc(record.lost_tokens)
         if record.outcome == "refused" and record.reason is not None:
             self._refusals[record.reason,].inc()
         elif record.limit is not None:
@@ -129,6 +145,13 @@ class Metrics:
         return Histogram(name, text, labels, buckets=buckets, registry=self.registry)
 
 
+def exposition(rows: Callable[[], GaugeRows]) -> str:
+    """The exposition format of these alone: for a process that serves no requests."""
+    registry = CollectorRegistry()
+    registry.register(_Gauges(rows))
+    return generate_latest(registry).decode()
+
+
 def _reason_of(limit: str) -> str:
     """`rpm` for `project.rpm`, and `shadow_rpm` for `shadow.project.rpm`, which let the request through."""
     name = limit.rpartition(".")[2]
@@ -136,19 +159,20 @@ def _reason_of(limit: str) -> str:
 
 
 class _Gauges(Collector):
-    """Reads the gauges when asked, so that removed replicas leave no series behind."""
+    """Reads the gauges when asked, so that removed replicas leave no series behind. A name in `_total` is a counter."""
 
     def __init__(self, read: Callable[[], GaugeRows]) -> None:
         self._read = read
 
-    def collect(self) -> Iterable[GaugeMetricFamily]:
-        families: dict[str, GaugeMetricFamily] = {}
+    def collect(self) -> Iterable[_Family]:
+        families: dict[str, _Family] = {}
         for name, labels, value in self._read():
             family = families.get(name)
             if family is None:
-                family = families[name] = GaugeMetricFamily(name, name.replace("_", " "), labels=list(labels))
+                kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
+                family = families[name] = kind(name, name.replace("_", " "), labels=list(labels))
             family.add_metric(list(labels.values()), value)
         return families.values()
 
-    def describe(self) -> Iterable[GaugeMetricFamily]:
+    def describe(self) -> Iterable[_Family]:
         return []

@@ -24,6 +24,8 @@ class RequestRecord(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     reason: str | None = None
     is_streaming: bool = False
     attempts: int = 0
+    lost_attempts: int = 0  # those that an engine failed before any content
+    lost_tokens: int = 0  # the work in them that nobody pays for, as reported or predicted
     replica: str | None = None
     queue_s: float | None = None
     ttft_s: float | None = None

@@ -14,6 +14,10 @@ from zoneinfo import ZoneInfo
 
 _ZONE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_+-]*(/[A-Za-z0-9_+-]+)*")
 MAX_ZONE_NAME = 64
+# Files that stand beside the zones and can be read as one: what the machine's clock shows, what an installer left open,
+# and every zone a second time (`right` counts leap seconds, which Unix time does not).
+_NO_ZONES = frozenset({"localtime", "posixrules", "Factory"})
+_NO_ZONE_FOLDERS = frozenset({"posix", "right"})
 _LAST_DATE = date(9000, 1, 1)  # chosen: beyond it lies no wall clock, and the arithmetic would overflow
 _A_DAY = timedelta(days=1)
 
@@ -28,6 +32,8 @@ class Window(NamedTuple):
 def is_time_zone(name: str) -> bool:
     """Whether this machine knows an IANA time zone of this name."""
     if len(name) > MAX_ZONE_NAME or not _ZONE_NAME.fullmatch(name):
+        return False
+    if name in _NO_ZONES or name.partition("/")[0] in _NO_ZONE_FOLDERS:
         return False
     try:
         _zone(name)

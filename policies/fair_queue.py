@@ -55,6 +55,17 @@ class FairQueue:
         self._num_lifted = 0
         self.is_scan_unfinished = False
 
+    def configure(self, settings: FairSettings) -> None:
+        """Other weights, bounds and lifting from now on, no other numbers; whoever waits keeps its place.
+
+        A bound below what waits refuses newcomers, or takes one entry for each; nobody else has to leave.
+        """
+        self.settings = settings
+        for lane, queue in zip(_LANES, self._lanes, strict=True):
+            queue.rule = settings.lanes[lane]
+        self._weights = [queue.rule.weight for queue in self._lanes]
+        self.wake()
+
     def __len__(self) -> int:
         interactive, standard, bulk = self._lanes  # unrolled: asked several times a request
         return len(interactive.arrivals) + len(standard.arrivals) + len(bulk.arrivals)

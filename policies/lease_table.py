@@ -42,8 +42,8 @@ class _Entry:
 
         Halved for all at the same moments, or the order would depend on who looks.
         """
-        num_halvings = min(now_ms // lease_ms - self.at_ms // lease_ms, 32)
-        return (self.served >> num_halvings) + self.held * (now_ms - self.at_ms)
+        num_halvings = max(0, min(now_ms // lease_ms - self.at_ms // lease_ms, 32))
+        return (self.served >> num_halvings) + self.held * max(0, now_ms - self.at_ms)
 
 
 @dataclass(slots=True)
@@ -59,7 +59,10 @@ class _Call:
 
 
 class LeaseTable:
-    """All gateways and what they hold. `now` is one clock for all calls and never goes back."""
+    """All gateways and what they hold. `now` is one clock for all calls.
+
+    If it is set back, nothing ends later than a lease from then, or the dead would keep what they held meanwhile.
+    """
 
     def __init__(self, lease_s: float = LEASE_S) -> None:
         self._lease_ms = round(lease_s * 1000)
@@ -104,6 +107,10 @@ class LeaseTable:
 
         Whoever still holds something says so in that time, and whoever cannot has stopped using it by its end.
         """
+        latest_ms = now_ms + self._lease_ms  # what ends later was said before the clock was set back
+        for record in self._gateways.values():
+            record.expires_ms = min(record.expires_ms, latest_ms)
+        self._recovered_ms = None if self._recovered_ms is None else min(self._recovered_ms, latest_ms)
         silent = {gateway for gateway, record in self._gateways.items() if record.expires_ms <= now_ms}
         for gateway in silent:
             del self._gateways[gateway]
@@ -143,7 +150,7 @@ class LeaseTable:
         others = self._living(ask.resource, call.now_ms)
         before = others.pop(call.gateway, None)
         entry = self._renewed(call, ask, held, before, others)
-        allowed = held if call.is_recovering else self._grant(call, ask.resource, entry, others)
+        allowed = held if call.is_recovering else self._grant(call, ask, entry, others)
         entry.held = max(held, allowed)
         freed = (before.held if before else 0) - entry.held
         if freed > 0 and any(other.wanted > other.held for other in others.values()):
@@ -166,8 +173,9 @@ class LeaseTable:
         expires_ms = now_ms + self._lease_ms
         return _Entry(call.epoch, held, ask.in_use, ask.wanted, ask.limit, expires_ms, served, now_ms)
 
-    def _grant(self, call: _Call, resource: str, entry: _Entry, others: Mapping[str, _Entry]) -> int:
+    def _grant(self, call: _Call, ask: Ask, entry: _Entry, others: Mapping[str, _Entry]) -> int:
         """The gateway's share now: more only out of units nobody holds, less as soon as it has them unused."""
+        resource, is_urgent = ask.resource, ask.is_urgent
         everyone = {**others, call.gateway: entry}
         wants = {
             name: Want(one.wanted, one.held, one.served_by(call.now_ms, self._lease_ms))
@@ -176,7 +184,8 @@ class LeaseTable:
         }
         whole = min(one.limit for one in everyone.values())  # a lowered limit holds as soon as one has heard of it
         num_gateways = len(self._gateways)
-        limit = whole - (num_gateways - len(wants)) * (whole // (RESERVE_PARTS * num_gateways))
+        num_idle = 0 if is_urgent else num_gateways - len(wants)  # who can call for units needs none kept for it
+        limit = whole - num_idle * (whole // (RESERVE_PARTS * num_gateways))
         shares = fair_shares(limit, wants, self._lease_ms // QUANTA_PER_LEASE)
         share = shares.get(call.gateway, 0)
         if entry.wanted:
@@ -188,5 +197,7 @@ class LeaseTable:
         if allowed < min(share, entry.wanted) and any(
             one.held > max(one.in_use, shares.get(name, 0)) for name, one in others.items()
         ):
+            call.contended[resource] = None
+        if is_urgent and held_by_others and allowed < min(whole, entry.wanted):
             call.contended[resource] = None
         return allowed

@@ -36,9 +36,9 @@ def seats(replica: str, lane: Lane, limits: Sequence[int], bulk_seats: int | Non
         yield f"{seat(replica)}:{above.value}", limits[above.rank]
 
 
-def cap(project_id: str, lane: Lane) -> str:
-    """A tenant's requests in flight in a lane."""
-    return f"cap:{project_id}:{lane.value}"
+def cap(of: str, lane: Lane) -> str:
+    """The requests in flight in a lane of a tenant, or of one of its levels (`project:ID`, `organization:ID`)."""
+    return f"cap:{of}:{lane.value}"
 
 
 def batch(project_id: str, lane: Lane, replica: str) -> str:
@@ -56,6 +56,7 @@ class Ask:
     """One resource in a report. The gateway uses no more than `held` units until it has an answer.
 
     `wanted`: how many it had use for lately, those in use included. `limit`: of all gateways together, as it knows it.
+    `is_urgent`: who lacks a unit now is refused, not queued, so the others give up at once what they hold unused.
     """
 
     resource: str
@@ -63,6 +64,7 @@ class Ask:
     in_use: int
     wanted: int
     limit: int
+    is_urgent: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,10 @@ class Holdings(Protocol):
         """Whether a unit was taken. `waiting`: requests that could use one now, this one included."""
         ...
 
+    def may_come(self, resource: str, now: float) -> bool:
+        """Whether a unit that was refused just now may be had in a moment; for whoever would be refused, not queued."""
+        ...
+
     def give_back(self, resource: str) -> None:
         """A taken unit is free again. Called exactly once for each unit taken."""
         ...
@@ -129,6 +135,10 @@ class SoleHoldings:
             return False
         self._in_use[resource] = in_use + 1
         return True
+
+    def may_come(self, resource: str, now: float) -> bool:  # noqa: ARG002
+        """Never: what is free is here."""
+        return False
 
     def give_back(self, resource: str) -> None:
         """A taken unit is free again."""

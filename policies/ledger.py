@@ -162,6 +162,11 @@ class Retention:
 class Ledger(Protocol):
     """Rows and totals. Any method may raise `policies.store.StoreError`."""
 
+    @property
+    def num_restored(self) -> int:
+        """How often what it is kept in was taken away while it was open, and made again with all that was in it."""
+        ...
+
     async def add(self, rows: Sequence[LedgerRow]) -> int:
         """Keep these and count them in the totals, all or none; how many were new. Known ids are passed over."""
         ...

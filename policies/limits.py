@@ -12,6 +12,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from policies.calendar_windows import MAX_ZONE_NAME, is_time_zone
+from policies.json_fault import plainly
 from policies.lane import Lane
 from policies.tenant import Limits
 
@@ -101,7 +102,8 @@ def parse_limits(document: bytes) -> LimitsDocument:
     try:
         parsed = _DECODER.decode(document)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise LimitsError(f"not a limits document: {error}", bad_field(str(error), document)) from error
+        field = bad_field(str(error), document)
+        raise LimitsError(f"not a limits document: {plainly(str(error), field)}", field) from error
     _refuse_contradiction(parsed.max_lane, parsed.default_lane)
     if isinstance(parsed.time_zone, str) and not is_time_zone(parsed.time_zone):
         raise LimitsError("time_zone is no IANA time zone that this machine knows, such as Europe/Berlin", "time_zone")

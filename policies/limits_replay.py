@@ -1,8 +1,8 @@
 """A past period under other limits: which of its requests would have been refused, and by which limit. Pure.
 
 The same counters and rules as at the gateway run over the ledger's rows in the order the requests came. A request that
-was refused then is tried again here, at the cost that was expected of it, as far as that was known. Windows begin
-empty at the first row.
+was refused then is tried again here, at the cost that was expected of it, as far as that was known. What came before
+the period is counted first, as it was served, so that the minute, day and month in which it begins are not empty.
 """
 
 import heapq
@@ -10,15 +10,19 @@ import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from policies.calendar_windows import day_window, month_window
 from policies.lane import Lane
 from policies.ledger import REFUSED, LedgerRow
 from policies.ledger_totals import was_admitted
 from policies.meters import Moment
+from policies.minute_window import WINDOW_S
 from policies.prices import Work
 from policies.quota import Quotas, Rejected
 from policies.reservation import Expected, Reservation
-from policies.tenant import Tenant
+from policies.tenant import Limits, Tenant
 
+LONGEST_S = 3600  # chosen: what began earlier than that is not looked for among those in flight
+_BEYOND = 10**15  # a limit that refuses nothing; of money, in dollars, a millionth of it
 _LANES = {lane.value: lane for lane in Lane}
 
 
@@ -55,10 +59,20 @@ class LimitsReplay:
     def __init__(self, tenants: Mapping[str, Tenant], of: str) -> None:
         self.found = Replay()
         self._tenants = {project: _enforced(tenant) for project, tenant in tenants.items()}
+        self._unrefused = {project: _unrefused(tenant) for project, tenant in tenants.items()}
         self._of = of
         self._quotas = Quotas()
         self._open: list[tuple[float, int, Reservation, LedgerRow]] = []  # a heap by the end
         self._order = itertools.count()
+
+    def prime(self, rows: Iterable[LedgerRow]) -> None:
+        """Count these, which came before the period, whatever the limits. In order, as `take`."""
+        for row in rows:
+            tenant = self._unrefused.get(row.project)
+            if tenant is not None and was_admitted(row):
+                self._end_until(row.started_at)
+                rejected = self._enter(row, _LANES.get(row.lane, tenant.limits.default_lane), tenant, is_served=True)
+                assert rejected is None, "nothing is refused"
 
     def take(self, rows: Iterable[LedgerRow]) -> None:
         """Go on with these: all in the order of `started_at`, also from one call to the next."""
@@ -72,18 +86,23 @@ class LimitsReplay:
         lane = _LANES.get(row.lane, tenant.limits.default_lane)
         limit = self._forbidden(row, lane, tenant)
         if limit is None:
-            moment = Moment(row.started_at, row.started_at)
-            reservation = self._quotas.reserve(tenant, lane, moment)
-            rejected = reservation if isinstance(reservation, Rejected) else reservation.hold(_expected(row), moment)
-            if rejected is None:
-                assert isinstance(reservation, Reservation), "it was not refused"
-                heapq.heappush(self._open, (max(row.ended_at, row.started_at), next(self._order), reservation, row))
-            else:
-                limit = rejected.name
-                if isinstance(reservation, Reservation):
-                    reservation.undo(moment)
+            rejected = self._enter(row, lane, tenant)
+            limit = None if rejected is None else rejected.name
         if row.project == self._of:
             self._count(row, limit)
+
+    def _enter(self, row: LedgerRow, lane: Lane, tenant: Tenant, *, is_served: bool = False) -> Rejected | None:
+        """Count the request until it ends, or say which limit refuses it."""
+        moment = Moment(row.started_at, row.started_at)
+        reservation = self._quotas.reserve(tenant, lane, moment)
+        if isinstance(reservation, Rejected):
+            return reservation
+        rejected = reservation.hold(_expected(row, is_served=is_served), moment)
+        if rejected is not None:
+            reservation.undo(moment)
+            return rejected
+        heapq.heappush(self._open, (max(row.ended_at, row.started_at), next(self._order), reservation, row))
+        return None
 
     def _forbidden(self, row: LedgerRow, lane: Lane, tenant: Tenant) -> str | None:
         """What is not a matter of how much."""
@@ -122,10 +141,41 @@ def _enforced(tenant: Tenant) -> Tenant:
     )
 
 
-def _expected(row: LedgerRow) -> Expected:
+def primed_from(tenants: Iterable[Tenant], starts_at: int) -> int:
+    """From when on what was used still counts at `starts_at` (Unix seconds) by these limits."""
+    begins = [starts_at - WINDOW_S - 1]
+    for tenant in tenants:
+        for limits in (tenant.organization_limits, tenant.limits):
+            if limits.concurrency is not None:
+                begins.append(starts_at - LONGEST_S)
+            if limits.tokens_per_day is not None:
+                begins.append(day_window(starts_at, limits.time_zone).starts_at)
+            if limits.usd_per_month is not None:
+                begins.append(month_window(starts_at, limits.time_zone).starts_at)
+    return max(0, min(begins))
+
+
+def _unrefused(tenant: Tenant) -> Tenant:
+    """As large as they come, so that all is counted and nothing refused."""
+    return replace(tenant, limits=_beyond(tenant.limits), organization_limits=_beyond(tenant.organization_limits))
+
+
+def _beyond(limits: Limits) -> Limits:
+    return replace(
+        limits,
+        shadow=False,
+        rpm=None if limits.rpm is None else _BEYOND,
+        tpm=None if limits.tpm is None else _BEYOND,
+        tokens_per_day=None if limits.tokens_per_day is None else _BEYOND,
+        usd_per_month=None if limits.usd_per_month is None else _BEYOND / 1e6,
+        concurrency=None,
+    )
+
+
+def _expected(row: LedgerRow, *, is_served: bool) -> Expected:
     """What was expected of it on arrival; of a refusal that came before, nothing."""
     tokens = row.reserved_tokens if row.reserved_tokens is not None else row.charged_tokens
-    nanousd = 0 if row.cost_nanousd is None and row.outcome == REFUSED else row.cost_nanousd
+    nanousd = 0 if row.cost_nanousd is None and (row.outcome == REFUSED or is_served) else row.cost_nanousd
     return Expected(tokens, min(tokens, row.prompt_tokens or tokens), nanousd, nanousd)
 
 

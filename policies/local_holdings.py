@@ -6,37 +6,12 @@ only after it was told. Knows no clock and no network.
 
 from collections.abc import Callable, Collection, Iterator
 
+from policies.holding import Holding
 from policies.leases import LEASE_S, MAX_PER_REPORT, MAX_RESOURCES, TRUSTED_RATIO, Ask, Grants, Report, family_of
 
 LONGEST_GAP = 3 / 8  # of a lease, between reports that fail: one every quarter, and its time to fail
-
-
-class _Holding:
-    """One resource. `allowed` counts until `valid_until`; in use may be above it after it was lowered."""
-
-    __slots__ = ("allowed", "in_use", "last_peak", "limit", "peak", "peak_since", "valid_until")
-
-    def __init__(self, now: float) -> None:
-        self.allowed = 0
-        self.in_use = 0
-        self.limit = 0
-        self.valid_until = now
-        self.peak = 0  # most wanted since `peak_since`; `last_peak`: in the window before
-        self.last_peak = 0
-        self.peak_since = now
-
-    def note(self, wanted: int, now: float, window_s: float) -> None:
-        """Take in a demand, and let the demand of two windows ago be forgotten."""
-        age_s = now - self.peak_since
-        if age_s >= window_s:
-            self.last_peak = self.peak if age_s < 2 * window_s else 0
-            self.peak = 0
-            self.peak_since = now
-        self.peak = max(self.peak, wanted)
-
-    @property
-    def wanted(self) -> int:
-        return max(self.in_use, min(self.limit, max(self.peak, self.last_peak)))
+FRESH_S = 0.05  # chosen: what was granted is not given up again before whoever waited for it could take it
+DRY_S = 0.2  # chosen: once others had no unit to give, whoever else lacks one is refused at once for so long
 
 
 class LocalHoldings:
@@ -46,6 +21,7 @@ class LocalHoldings:
     until `due` was asked. `fallback_families`: resources of which `limit // num_gateways` may be used once the store
     has not answered for a lease. That keeps the sum within the limit when the store is away for all gateways, but not
     when it is away for some: then each that is cut off may add its share. Empty: nothing new without a lease.
+    `urgent_families`: resources whose takers are refused, not queued; what lies unused is called for.
     """
 
     def __init__(
@@ -54,6 +30,7 @@ class LocalHoldings:
         *,
         lease_s: float = LEASE_S,
         fallback_families: Collection[str] = (),
+        urgent_families: Collection[str] = (),
         max_resources: int = MAX_RESOURCES,
         on_press: Callable[[], None] = lambda: None,
     ) -> None:
@@ -63,9 +40,10 @@ class LocalHoldings:
         self.num_gateways = 0  # living ones, as last told; 0: never told
         self.is_recovering = False  # as last told: nothing new is granted for a while
         self._fallback_families = frozenset(fallback_families)
+        self._urgent_families = frozenset(urgent_families)
         self._max_resources = max_resources
         self._window_s = lease_s / 4
-        self._holdings: dict[str, _Holding] = {}
+        self._holdings: dict[str, Holding] = {}
         self._pressed: dict[str, None] = {}
         self._epoch = 0
         self._seq = 0
@@ -79,16 +57,42 @@ class LocalHoldings:
         if holding is None:
             if limit <= 0 or len(self._holdings) >= self._max_resources:
                 return False
-            holding = self._holdings[resource] = _Holding(now)
+            holding = self._holdings[resource] = Holding(now)
         holding.limit = limit
         if holding.in_use < self._usable(resource, holding, now):
             holding.in_use += 1
+            holding.fresh_until = now
             holding.note(holding.in_use, now, self._window_s)
             return True
         holding.note(holding.in_use + waiting, now, self._window_s)
-        if holding.in_use < limit:
-            self._press(resource)
+        if holding.in_use < limit and now >= holding.dry_until:
+            self._lack(resource, holding)
         return False
+
+    def can_take(self, resource: str, now: float) -> bool:
+        """Whether a unit of a resource that was refused here could be taken now. Does not mutate."""
+        holding = self._holdings.get(resource)
+        return holding is not None and holding.in_use < self._usable(resource, holding, now)
+
+    def may_come(self, resource: str, now: float) -> bool:
+        """Whether others may have a unit to give: there is a lease, they hold some, and were not asked just now."""
+        holding = self._holdings.get(resource)
+        if holding is None or not self.has_lease(now):
+            return False
+        return holding.in_use < holding.limit and now >= holding.dry_until
+
+    def ask_for(self, resource: str, now: float) -> None:
+        """One more is still waited for."""
+        holding = self._holdings.get(resource)
+        if holding is not None:
+            holding.note(holding.in_use + 1, now, self._window_s)
+            self._lack(resource, holding)
+
+    def note_dry(self, resource: str, now: float) -> None:
+        """A unit was waited for in vain: who lacks one is refused at once for a while, unless more is granted."""
+        holding = self._holdings.get(resource)
+        if holding is not None:
+            holding.dry_until = now + DRY_S
 
     def give_back(self, resource: str) -> None:
         """A taken unit is free again; if it was lent beyond what is allowed now, it goes back to the others soon."""
@@ -96,7 +100,7 @@ class LocalHoldings:
         assert holding is not None, f"{resource} was given back and never taken"
         assert holding.in_use > 0, f"{resource} was given back more often than taken"
         holding.in_use -= 1
-        if holding.in_use >= holding.allowed:
+        if holding.in_use >= holding.allowed or holding.is_called:
             self._press(resource)
 
     def relimit(self, resource: str, limit: int) -> None:
@@ -124,10 +128,13 @@ class LocalHoldings:
         """Whether the store has answered recently enough to take anything new."""
         return now < self._renewed_at + self.lease_s * TRUSTED_RATIO
 
-    def press(self, resources: Collection[str]) -> None:
-        """Another gateway lacks units of these: report on those that are held here soon."""
+    def press(self, resources: Collection[str], now: float) -> None:
+        """Another gateway lacks units of these, or has freed some: report on those that are held here soon."""
         for resource in resources:
-            if resource in self._holdings:
+            holding = self._holdings.get(resource)
+            if holding is not None:
+                if family_of(resource) in self._urgent_families:
+                    holding.give_up(now)
                 self._press(resource)
 
     def due(self, *, only_pressed: bool = False) -> Iterator[tuple[str, ...]]:
@@ -184,7 +191,7 @@ class LocalHoldings:
         counts = " ".join(f"{name}={count}" for name, count in self.statistics().items())
         return f"<LocalHoldings {self.gateway} of {self.num_gateways} {counts}>"
 
-    def _usable(self, resource: str, holding: _Holding, now: float) -> int:
+    def _usable(self, resource: str, holding: Holding, now: float) -> int:
         if now < holding.valid_until:
             return min(holding.limit, holding.allowed)
         return self._fallback(resource, holding.limit, now)
@@ -204,6 +211,10 @@ class LocalHoldings:
         is_away_for_long = now >= first_at + self.lease_s and now - last_at <= half_s
         return limit // self.num_gateways if had_been_counted and is_away_for_long else 0
 
+    def _lack(self, resource: str, holding: Holding) -> None:
+        holding.is_lacking = family_of(resource) in self._urgent_families
+        self._press(resource)
+
     def _press(self, resource: str) -> None:
         is_first = not self._pressed
         self._pressed[resource] = None
@@ -212,12 +223,16 @@ class LocalHoldings:
 
     def _ask(self, resource: str, now: float) -> Ask:
         holding = self._holdings[resource]
+        if holding.is_called:
+            holding.give_up(now)
         holding.note(holding.in_use, now, self._window_s)
         if not holding.wanted:
             holding.allowed = 0
         elif now >= holding.valid_until:
             holding.allowed = self._fallback(resource, holding.limit, now)
-        return Ask(resource, max(holding.allowed, holding.in_use), holding.in_use, holding.wanted, holding.limit)
+        held, is_lacking = max(holding.allowed, holding.in_use), holding.is_lacking
+        holding.is_lacking = False
+        return Ask(resource, held, holding.in_use, holding.wanted, holding.limit, is_lacking)
 
     def _join(self, grants: Grants, sent_at: float) -> None:
         """The store counts us anew. Unless it is itself recovering what was granted, nothing else is ours any more."""
@@ -230,6 +245,9 @@ class LocalHoldings:
     def _allow(self, ask: Ask, allowed: int, sent_at: float) -> bool:
         holding = self._holdings[ask.resource]
         is_raised = allowed > holding.allowed
+        if is_raised:
+            holding.fresh_until = sent_at + FRESH_S
+            holding.dry_until = sent_at
         holding.allowed = allowed
         holding.valid_until = sent_at + self.lease_s * TRUSTED_RATIO
         if not ask.held and not allowed and not holding.wanted:

@@ -123,6 +123,7 @@ class MeterTable:
                 elif noted > second + AHEAD_S:
                     counter.add(second, counter.used.pop(noted))
         for name, entry in [*counter.entries.items()]:
+            entry.expires_ms = min(entry.expires_ms, now_ms + self._lease_ms)  # the clock may have been set back
             if entry.expires_ms <= now_ms:
                 if entry.held and keeps_of_the_dead(meter.counted):
                     counter.add(SECOND_OF_CALENDAR, entry.held)

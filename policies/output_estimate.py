@@ -18,7 +18,7 @@ class OutputEstimates:
 
     def expected(self, tenant: str, lane: Lane, most: int = 0, model: str = "") -> int:
         """Output tokens of the tenant's next request in the lane; `most`: the request's own bound, 0 for none."""
-        mean = round(self._means.get((tenant, lane, model), FIRST_GUESS_TOKENS))
+        mean = int(self._means.get((tenant, lane, model), FIRST_GUESS_TOKENS) + 0.5)
         return min(mean, most) if most else mean
 
     def observe(self, tenant: str, lane: Lane, output_tokens: int, model: str = "") -> None:

@@ -7,13 +7,17 @@ at once. Knows no clock and no network; not for use from several threads.
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 
+from policies.in_flight import InFlight, UnitTake
 from policies.lane import Lane
-from policies.meters import Counted, Meters, Moment, Short, Take
-from policies.quota_level import Level, Plan, organization_meters, project_meters
+from policies.leases import Holdings
+from policies.meters import Counted, Meters, Moment, Short, Standing, Take
+from policies.quota_level import Level, organization_meters, project_meters
+from policies.quota_plan import Plan
 from policies.quota_refusal import Reason, Rejected, Scope, full, over
-from policies.quota_standing import LimitStanding, Standing, standings, strictest
-from policies.reservation import Expected, Reservation
+from policies.quota_standing import LimitStanding, standings, strictest, used_up
+from policies.reservation import Counting, Expected, Reservation
 from policies.sole_meters import SoleMeters, Used
 from policies.tenant import Tenant
 
@@ -30,21 +34,36 @@ class Quotas:
     `reserve` looks at no more than two old tenants to drop, so its cost does not depend on how many there are.
     """
 
-    def __init__(self, meters: Meters | None = None, share: Callable[[int], int] | None = None) -> None:
+    def __init__(
+        self,
+        meters: Meters | None = None,
+        share: Callable[[int], int] | None = None,
+        holdings: Holdings | None = None,
+    ) -> None:
         """`meters`: who counts; None: this process alone. `share`: the part of a limit that this process enforces.
 
         Where several gateways count each for itself, `share` is what keeps them within the limit together; `meters`
-        that count together need none, but requests in flight still do.
+        that count together need none. `holdings`: of whom the units of requests in flight are leased where several
+        gateways share those too; None: this process counts them alone.
         """
+        self._leased = None if holdings is None else InFlight(holdings)
         self._share = share
         self._meters = meters if meters is not None else SoleMeters(share)
         self._part = share if meters is None else None
+        self._sole = (
+            self._meters if isinstance(self._meters, SoleMeters) and share is None and holdings is None else None
+        )
         self._counts_all = isinstance(
             self._meters, SoleMeters
         )  # elsewhere a count costs a share of what others may use
         self._plans: OrderedDict[str, Plan] = OrderedDict()  # least recently made ready first
         self._in_flight: dict[str, list[int]] = {}
-        self.num_reservations = 0
+        self._counting = Counting(self._meters, self._part)
+
+    @property
+    def num_reservations(self) -> int:
+        """Requests in flight."""
+        return self._counting.num_reservations
 
     @property
     def meters(self) -> Meters:
@@ -56,12 +75,21 @@ class Quotas:
 
         Mutates the counters only when it succeeds. Of two limits that refuse, the organisation's is named.
         """
-        plan = self._plan(tenant, moment)
+        plan = self._plans.get(tenant.project_id)
+        if plan is None or plan.tenant is not tenant:
+            plan = self._plan(tenant, moment)
+        plan.touched_at = moment.now
         rank = lane.rank
-        reservation = Reservation(self._meters, rank, self._on_end, self._part)
-        self.num_reservations += 1
+        self._counting.num_reservations += 1
+        counted_at = plan.enter(rank, moment)
+        if counted_at is None:
+            return self._enter_each(Reservation(self._counting, plan, rank), plan, lane, moment)
+        return Reservation(self._counting, plan, rank, counted_at, plan.levels, plan.has_budgets)
+
+    def _enter_each(self, reservation: Reservation, plan: Plan, lane: Lane, moment: Moment) -> Reservation | Rejected:
+        """Level by level: some limit has no room, or is counted together with other gateways."""
         for level in plan.levels:
-            request = self._request(level, lane, rank, moment)
+            request = self._request(level, lane, lane.rank, moment)
             if not isinstance(request, Rejected):
                 reservation.enter(level, request)
             elif level.is_shadow:
@@ -71,14 +99,40 @@ class Quotas:
                 return request
         return reservation
 
+    def relimit(self, tenant_of: Callable[[str], Tenant | None]) -> None:
+        """Limits may have changed: other gateways go by the lowest they are told, also where no request tells it.
+
+        `tenant_of`: a project as it is now, by its id.
+        """
+        if self._leased is None:
+            return
+        for project_id, plan in self._plans.items():
+            tenant = tenant_of(project_id)
+            if tenant is not None and tenant is not plan.tenant:
+                above = tenant.organization_limits.concurrency
+                self._leased.relimit(organization_meters(tenant.organization_id), above)
+                self._leased.relimit(project_meters(project_id), tenant.limits.concurrency)
+
     def headline(self, tenant: Tenant, moment: Moment) -> tuple[Standing | None, Standing | None]:
         """The strictest limit of requests and the strictest of tokens, as enforced; None where there is none."""
-        plan = self._plan(tenant, moment)
-        tokens = plan.tokens(moment.unix)
+        plan = self._plans.get(tenant.project_id)
+        if plan is None or plan.tenant is not tenant:
+            plan = self._plan(tenant, moment)
+        if self._sole is not None:
+            requests, tokens = plan.shown_requests, plan.shown_tokens(moment.unix)
+            return (
+                None if requests is None else requests.strictest(moment),
+                None if tokens is None else tokens.strictest(moment),
+            )
         return (
-            strictest(plan.requests, self._meters, moment) if plan.requests else None,
-            strictest(tokens, self._meters, moment) if tokens else None,
+            strictest(plan.requests, self._meters, moment),
+            strictest(plan.tokens(moment.unix), self._meters, moment),
         )
+
+    def used_up(self, tenant: Tenant, moment: Moment) -> Rejected | None:
+        """A limit of requests a minute, of tokens or of money that has nothing left. Nothing is counted."""
+        levels = self._plan(tenant, moment).levels
+        return used_up(levels, self._meters, moment, share=self._part, with_requests=True)
 
     def standings(self, tenant: Tenant, moment: Moment) -> tuple[LimitStanding, ...]:
         """Every limit of the organisation and the project, and what is left of it."""
@@ -127,12 +181,28 @@ class Quotas:
                 return over(found, level.scope, 1, here=here, time_zone=level.limits.time_zone)
             taken = found
         if level.most_in_flight is not None and (limit := level.most_in_flight[rank]) is not None:
+            if self._leased is not None:
+                return self._unit(self._leased, level, lane, taken, moment)
             here = self._here(limit)
             if level.in_flight[rank] >= here:
                 if taken is not None:
                     taken.undo(moment)
                 return full(level.scope, lane.value, limit, here, CONCURRENCY_RETRY_S if limit else None)
         return taken
+
+    def _unit(
+        self, leased: InFlight, level: Level, lane: Lane, beside: Take | None, moment: Moment
+    ) -> UnitTake | Rejected:
+        """A place in flight of all gateways' together, with the place in the minute; or why there is none."""
+        assert level.most_in_flight is not None, "it is limited"
+        limit = level.most_in_flight[lane.rank] or 0
+        found = leased.take(level.of, lane, limit, beside, moment.now)
+        if isinstance(found, UnitTake):
+            return found
+        if beside is not None:
+            beside.undo(moment)
+        rejected = full(level.scope, lane.value, limit, limit, CONCURRENCY_RETRY_S if limit else None)
+        return rejected if found is None else replace(rejected, pending=(found, 1))
 
     def _here(self, limit: int) -> int:
         return limit if self._share is None else self._share(limit)
@@ -143,7 +213,9 @@ class Quotas:
         if plan is None or plan.tenant is not tenant:
             if plan is None:
                 self._drop_idle(moment)
-            plan = self._plans[tenant.project_id] = Plan(tenant, self._in_flight_of, counts_all=self._counts_all)
+            plan = self._plans[tenant.project_id] = Plan(
+                tenant, self._in_flight_of, self._sole, counts_all=self._counts_all
+            )
         plan.touched_at = moment.now
         return plan
 
@@ -162,6 +234,3 @@ class Quotas:
 
     def _is_idle(self, plan: Plan, moment: Moment) -> bool:
         return moment.now >= plan.touched_at + PLAN_KEEP_S and not any(plan.project.in_flight)
-
-    def _on_end(self) -> None:
-        self.num_reservations -= 1

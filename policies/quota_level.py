@@ -4,17 +4,14 @@ Built once for each tenant and kept: on a request's path nothing is looked up by
 the day or the month is over.
 """
 
-from collections.abc import Callable
-
 from policies.calendar_windows import Window, day_window, month_window
 from policies.lane import Lane
-from policies.meters import Counted, Meter
-from policies.prices import nanodollars
+from policies.meters import UNLIMITED, Counted, Meter
+from policies.prices import cached_weight, nanodollars
 from policies.quota_refusal import Scope
-from policies.tenant import Limits, Tenant
+from policies.tenant import Limits
 
-UNLIMITED = 2**62  # of a meter that only counts
-_NEVER = (float("inf"), float("-inf"))
+NEVER = (float("inf"), float("-inf"))  # `since`, `until` of what is not ready
 
 
 class Level:
@@ -22,11 +19,12 @@ class Level:
 
     `requests`: the meter of requests a minute, None if they are not counted; `has_rpm`: whether they are limited.
     `is_shadow`: nothing here refuses. `since`, `until`: for which instants the budgets at hand are the right ones.
+    `cached_weight`: what of a cached token is charged, in millionths.
     """
 
     __slots__ = (
         "_budgets",
-        "discount",
+        "cached_weight",
         "has_budgets",
         "has_rpm",
         "in_flight",
@@ -47,7 +45,7 @@ class Level:
         self.limits = limits
         self.in_flight = in_flight
         self.is_shadow = limits.shadow
-        self.discount = limits.cached_token_discount
+        self.cached_weight = cached_weight(limits.cached_token_discount)
         self.has_rpm = limits.rpm is not None
         self.requests: Meter | None = None
         if limits.rpm is not None or counts_all:
@@ -56,7 +54,7 @@ class Level:
         self.most_in_flight = None if concurrency is None else tuple(concurrency.get(lane) for lane in Lane)
         self.has_budgets = any(limit is not None for limit in (limits.tpm, limits.tokens_per_day, limits.usd_per_month))
         self._budgets: tuple[Meter, ...] = ()
-        self.since, self.until = _NEVER
+        self.since, self.until = NEVER
 
     def budgets(self, unix: float) -> tuple[Meter, ...]:
         """The meters of tokens and money in force at this instant. Tokens a minute, a day, money a month."""
@@ -81,37 +79,6 @@ class Level:
         self.since = max(self.since, window.starts_at)
         self.until = min(self.until, window.ends_at)
         return Meter(self.of, counted, limit, window.starts_at, window.ends_at)
-
-
-class Plan:
-    """Both levels of one tenant, the organisation's first. `touched_at`: monotonic, when it was last asked.
-
-    `requests`: the meters of requests that are enforced, of both levels.
-    """
-
-    __slots__ = ("_since", "_tokens", "_until", "levels", "project", "requests", "tenant", "touched_at")
-
-    def __init__(self, tenant: Tenant, in_flight_of: Callable[[str], list[int]], *, counts_all: bool) -> None:
-        organization, project = organization_meters(tenant.organization_id), project_meters(tenant.project_id)
-        self.tenant = tenant
-        self.project = Level(Scope.PROJECT, project, tenant.limits, in_flight_of(project), counts_all=counts_all)
-        above, running = tenant.organization_limits, in_flight_of(organization)
-        self.levels = (Level(Scope.ORGANIZATION, organization, above, running, counts_all=counts_all), self.project)
-        enforced = [level for level in self.levels if not level.is_shadow]
-        self.requests = tuple(level.requests for level in enforced if level.has_rpm and level.requests is not None)
-        self.touched_at = 0.0
-        self._tokens: tuple[Meter, ...] = ()
-        self._since, self._until = _NEVER
-
-    def tokens(self, unix: float) -> tuple[Meter, ...]:
-        """The meters of tokens that are enforced at this instant, of a minute and of a day, of both levels."""
-        if not self._since <= unix < self._until:
-            enforced = [level for level in self.levels if not level.is_shadow]
-            meters = [meter for level in enforced for meter in level.budgets(unix)]
-            self._tokens = tuple(meter for meter in meters if meter.counted is not Counted.MONTH_MONEY)
-            self._since = max([level.since for level in enforced], default=float("-inf"))
-            self._until = min([level.until for level in enforced], default=float("inf"))
-        return self._tokens
 
 
 def project_meters(project_id: str) -> str:

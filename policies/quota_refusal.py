@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass
 from enum import Enum
 
+from policies.in_flight import Unit
 from policies.meters import NANODOLLARS, Counted, Meter, Short
 from policies.minute_window import WINDOW_S
 
@@ -31,7 +32,7 @@ class Rejected:
     """Refused, and nothing was counted. `retry_after_s`: None when waiting is no use (more than the limit itself).
 
     `limit`, `remaining`: of the refusing limit, in requests, tokens or nanodollars. `pending`: the meter and the amount
-    for which an allowance was asked just now; another try in some milliseconds may pass.
+    (of a unit: 1) that the other gateways were asked for just now; another try in some milliseconds may pass.
     """
 
     reason: Reason
@@ -40,7 +41,7 @@ class Rejected:
     remaining: int
     retry_after_s: float | None
     message: str
-    pending: tuple[Meter, int] | None = None
+    pending: tuple[Meter | Unit, int] | None = None
 
     @property
     def name(self) -> str:
@@ -52,7 +53,7 @@ REASONS = {counted: Reason(counted.value) for counted in Counted}
 
 
 def over(short: Short, scope: Scope, amount: int, *, here: int, time_zone: str) -> Rejected:
-    """A meter has no room for `amount`. `here`: the part of its limit that this gateway process allows."""
+    """A meter has no room for `amount`; 0: for anything. `here`: the part of its limit that this process allows."""
     meter = short.meter
     limit = meter.limit
     part = _part(here, limit)
@@ -63,7 +64,7 @@ def over(short: Short, scope: Scope, amount: int, *, here: int, time_zone: str) 
     elif meter.counted is Counted.DAY_TOKENS:
         text = f"the {scope.value} may use {limit} tokens a day ({time_zone}){part}: " + _need(short, amount)
     else:
-        left = f"{usd(short.remaining)} are left and this request may cost {usd(amount)}"
+        left = f"{usd(short.remaining)} are left" + (f" and this request may cost {usd(amount)}" if amount else "")
         text = f"the {scope.value} may spend {usd(limit)} USD a month ({time_zone}){part}: {left}"
     message = f"{text}; {_when(short.retry_after_s)}"
     pending = (meter, amount) if short.is_pending else None
@@ -92,7 +93,7 @@ def usd(nanousd: int) -> str:
 
 
 def _need(short: Short, amount: int) -> str:
-    return f"{short.remaining} are left and this request needs about {amount}"
+    return f"{short.remaining} are left" + (f" and this request needs about {amount}" if amount else "")
 
 
 def _when(retry_after_s: float | None) -> str:

@@ -1,25 +1,12 @@
 """How a tenant stands: what is left of each limit, for the headers of an answer and for `GET /v1/limits`."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from policies.lane import Lane
-from policies.meters import Meter, Meters, Moment
+from policies.meters import Meter, Meters, Moment, Short, Standing
 from policies.quota_level import Level
-from policies.quota_refusal import Scope
-
-
-@dataclass(slots=True)
-class Standing:
-    """What the `x-ratelimit-*` headers say, for the strictest limit (the one with the least remaining).
-
-    `reset_s`: as OpenAI defines it, seconds until the limit is back in its initial state if nothing more is sent: until
-    the last amount counted leaves the window. 0.0 when none is counted.
-    """
-
-    limit: int
-    remaining: int
-    reset_s: float
+from policies.quota_refusal import Rejected, Scope, over
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +50,34 @@ def standings(levels: Sequence[Level], meters: Meters, moment: Moment) -> tuple[
                 left = max(0, limit - used)
                 found.append(LimitStanding(level.scope, "concurrency", lane, limit, left, used, None, level.is_shadow))
     return tuple(found)
+
+
+def used_up(
+    levels: Sequence[Level],
+    meters: Meters,
+    moment: Moment,
+    *,
+    share: Callable[[int], int] | None,
+    with_requests: bool = False,
+) -> Rejected | None:
+    """The first enforced limit that has nothing left. `with_requests`: of requests a minute too. `share`: of `Quotas`.
+
+    Where gateways count together, only what is known: while an allowance is on its way nothing is used up.
+    """
+    for level in levels:
+        if level.is_shadow:
+            continue
+        requests = (level.requests,) if with_requests and level.has_rpm and level.requests is not None else ()
+        for meter in requests + level.budgets(moment.unix):
+            if meters.remaining(meter, moment)[0]:
+                continue
+            taken = meters.take(meter, 1, moment)
+            if not isinstance(taken, Short):
+                taken.undo(moment)
+            elif not taken.is_pending:
+                here = meter.limit if share is None else share(meter.limit)
+                return over(taken, level.scope, 0, here=here, time_zone=level.limits.time_zone)
+    return None
 
 
 def _of_meter(level: Level, meter: Meter, meters: Meters, moment: Moment) -> LimitStanding:

@@ -7,7 +7,7 @@ like an empty memory does: for one lease nothing new is granted, and whoever hol
 KEYS: the living gateways (hash: id -> "epoch seq expires_ms"), the table's own state (hash), then a hash for each
 resource (gateway -> "epoch held in_use wanted limit expires_ms served at_ms").
 ARGV: channel, gateway, seq, lease_ms, reserve parts, quanta per lease, now_ms and run id ('' : Redis's own), then for
-each resource its name, held, in_use, wanted, limit.
+each resource its name, held, in_use, wanted, limit, is_urgent (1 or 0).
 Answer: is_stale, epoch, num_gateways, is_recovering, number of contended resources, their places from 0, allowed units.
 """
 
@@ -38,6 +38,10 @@ local living, num_living, num_silent = {}, 0, 0
 local records = redis.call('HGETALL', KEYS[1])
 for place = 1, #records, 2 do
   local record = numbers(records[place + 1])
+  if record[3] > now + lease then
+    record[3] = now + lease
+    redis.call('HSET', KEYS[1], records[place], text({record[1], record[2], record[3]}))
+  end
   if record[3] <= now then
     redis.call('HDEL', KEYS[1], records[place])
     num_silent = num_silent + 1
@@ -48,6 +52,10 @@ for place = 1, #records, 2 do
 end
 local state = redis.call('HMGET', KEYS[2], 'run', 'recovered_ms', 'last_epoch')
 local recovered, last_epoch = tonumber(state[2]), tonumber(state[3]) or 0
+if recovered and recovered > now + lease then
+  recovered = now + lease
+  redis.call('HSET', KEYS[2], 'recovered_ms', string.format('%.0f', recovered))
+end
 if not recovered or state[1] ~= run or (num_silent > 0 and num_living == 0) then
   recovered = now + lease
   redis.call('HSET', KEYS[2], 'run', run, 'recovered_ms', string.format('%.0f', recovered))
@@ -70,8 +78,8 @@ redis.call('HSET', KEYS[1], me, text({mine[1], mine[2], mine[3]}))
 -- Entries are {epoch, held, in_use, wanted, limit, expires_ms, served, at_ms}.
 local HELD, IN_USE, WANTED, LIMIT, EXPIRES, SERVED, AT = 2, 3, 4, 5, 6, 7, 8
 local function served(entry)
-  local num_halvings = math.min(math.floor(now / lease) - math.floor(entry[AT] / lease), 32)
-  return math.floor(entry[SERVED] / 2 ^ num_halvings) + entry[HELD] * (now - entry[AT])
+  local num_halvings = math.max(0, math.min(math.floor(now / lease) - math.floor(entry[AT] / lease), 32))
+  return math.floor(entry[SERVED] / 2 ^ num_halvings) + entry[HELD] * math.max(0, now - entry[AT])
 end
 
 local function others_of(key)
@@ -124,7 +132,7 @@ local function fair_shares(limit, wants)
   return shares
 end
 
-local function grant(entry, others)
+local function grant(entry, others, is_urgent)
   local wants, num_wants, limit, held_by_others, shared = {}, 0, entry[LIMIT], 0, 0
   local function look(name, one)
     limit = math.min(limit, one[LIMIT])
@@ -139,7 +147,8 @@ local function grant(entry, others)
     held_by_others = held_by_others + other[HELD]
   end
   local whole = limit
-  limit = limit - (num_living - num_wants) * math.floor(limit / (reserve_parts * num_living))
+  local num_idle = is_urgent and 0 or num_living - num_wants
+  limit = limit - num_idle * math.floor(limit / (reserve_parts * num_living))
   local shares = fair_shares(limit, wants)
   local share = shares[me] or 0
   if entry[WANTED] > 0 then
@@ -154,14 +163,14 @@ local function grant(entry, others)
       if other[HELD] > math.max(other[IN_USE], shares[name] or 0) then return allowed, true end
     end
   end
-  return allowed, false
+  return allowed, is_urgent and held_by_others > 0 and allowed < math.min(whole, entry[WANTED])
 end
 
 local contended, contended_names, all_allowed = {}, {}, {}
 for index = 3, #KEYS do
-  local at = 8 + (index - 3) * 5
+  local at = 8 + (index - 3) * 6
   local name, held, in_use = ARGV[at + 1], tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
-  local wanted, limit = tonumber(ARGV[at + 4]), tonumber(ARGV[at + 5])
+  local wanted, limit, is_urgent = tonumber(ARGV[at + 4]), tonumber(ARGV[at + 5]), ARGV[at + 6] == '1'
   if is_fenced then held = in_use end
   local others, before = others_of(KEYS[index])
   local least
@@ -171,7 +180,7 @@ for index = 3, #KEYS do
   local had_service = before and served(before) or least or 0
   local entry = {mine[1], held, in_use, wanted, limit, now + lease, had_service, now}
   local allowed, is_contended = held, false
-  if not is_recovering then allowed, is_contended = grant(entry, others) end
+  if not is_recovering then allowed, is_contended = grant(entry, others, is_urgent) end
   entry[HELD] = math.max(held, allowed)
   if (before and before[HELD] or 0) > entry[HELD] then
     for _, other in pairs(others) do

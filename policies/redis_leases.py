@@ -119,7 +119,7 @@ class RedisLeases:
         values: list[str | int] = [self._keys.channel, report.gateway, report.seq, round(self.holdings.lease_s * 1000)]
         values += [RESERVE_PARTS, QUANTA_PER_LEASE, "", ""]
         for ask in report.asks:
-            values += [ask.resource, ask.held, ask.in_use, ask.wanted, ask.limit]
+            values += [ask.resource, ask.held, ask.in_use, ask.wanted, ask.limit, int(ask.is_urgent)]
         self.num_calls += 1
         try:
             answer = await self._link.call(lambda redis: _run(redis, keys, values), key=self._keys.state)
@@ -161,7 +161,7 @@ class RedisLeases:
             async for message in messages:
                 sender, *resources = message.decode().split("\n")
                 if sender != self.holdings.gateway:
-                    self.holdings.press(resources)
+                    self.holdings.press(resources, self._clock())
                     self._on_nudge(resources)
 
     @property

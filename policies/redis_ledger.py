@@ -60,6 +60,7 @@ class _Names:
 
     def __init__(self, prefix: str) -> None:
         self._root = f"{prefix}:{{ledger}}:"
+        self.any = self._root  # says which server of a Cluster has all of them
 
     def row(self, request_id: str) -> str:
         """String: one row."""
@@ -80,6 +81,8 @@ class _Names:
 
 class RedisLedger:
     """`policies.ledger.Ledger` in Redis. Made with `open`. For one event loop."""
+
+    num_restored = 0  # no file of ours
 
     def __init__(
         self, link: RedisLink, keep: Retention, prefix: str = "warmlane", clock: Callable[[], float] = time.time
@@ -110,7 +113,11 @@ class RedisLedger:
             within = list(group)
             for start in range(0, len(within), BATCH_ROWS):
                 keys, values = self._batch(hour, within[start : start + BATCH_ROWS])
-                fresh += await self._link.call(lambda redis: add_batch(redis, keys, values), timeout_s=CALL_S)  # noqa: B023
+                fresh += await self._link.call(
+                    lambda redis: add_batch(redis, keys, values),  # noqa: B023
+                    timeout_s=CALL_S,
+                    key=self._names.any,
+                )
         return fresh
 
     async def row(self, request_id: str) -> LedgerRow | None:
@@ -248,7 +255,7 @@ class RedisLedger:
                 answers: list[Any] = await pipe.execute()
                 return answers
 
-        return await self._link.call(together, timeout_s=CALL_S)
+        return await self._link.call(together, timeout_s=CALL_S, key=self._names.any)
 
     def _refuse_if_closed(self) -> None:
         if self._is_closed:

@@ -77,6 +77,10 @@ local function tidy(key, used, entries, meter)
   end
   local others, num_others = {}, 0
   for name, entry in pairs(entries) do
+    if entry[EXPIRES] > now + lease then
+      entry[EXPIRES] = now + lease
+      put(key, name, entry)
+    end
     if entry[EXPIRES] <= now then
       if entry[HELD] > 0 and meter.keeps then
         add(key, used, 0, whole(entry[HELD]))

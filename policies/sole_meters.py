@@ -4,11 +4,13 @@ Where several gateways each count alone, `share` says which part of a limit this
 process started is told by `restore` and found again when a meter is first used. Not for use from several threads.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
 from policies.meters import Counted, Meter, Moment, Short
-from policies.minute_window import WINDOW_S, MinuteWindow
+from policies.minute_window import WINDOW_S
+from policies.sole_bundle import SoleBundle
+from policies.sole_windows import MinuteCount, PeriodCount
 
 ELSEWHERE_S = 1.0  # chosen: this gateway has no part of the limit, and the next connection may meet one that has
 KEEP_S = 7200.0  # chosen: a clock that is wrong for less gives nobody a second allowance when it is set right
@@ -24,33 +26,11 @@ class Used(NamedTuple):
     amount: int
 
 
-class _Minute(MinuteWindow):
-    """The last minute of one meter. `num_takes`: not ended."""
-
-    __slots__ = ("num_takes",)
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.num_takes = 0
-
-
-class _Period:
-    """A calendar window of one meter. `touched_at`: monotonic. `num_takes`: not ended."""
-
-    __slots__ = ("ends_at", "num_takes", "touched_at", "used")
-
-    def __init__(self, ends_at: int) -> None:
-        self.ends_at = ends_at
-        self.used = 0
-        self.touched_at = 0.0
-        self.num_takes = 0
-
-
 class _MinuteTake:
     __slots__ = ("_amount", "_minute", "_second")
 
-    def __init__(self, minute: _Minute, amount: int, second: int) -> None:
-        self._minute: _Minute | None = minute
+    def __init__(self, minute: MinuteCount, amount: int, second: int) -> None:
+        self._minute: MinuteCount | None = minute
         self._amount = amount
         self._second = second
 
@@ -75,8 +55,8 @@ class _MinuteTake:
 class _PeriodTake:
     __slots__ = ("_amount", "_period")
 
-    def __init__(self, period: _Period, amount: int) -> None:
-        self._period: _Period | None = period
+    def __init__(self, period: PeriodCount, amount: int) -> None:
+        self._period: PeriodCount | None = period
         self._amount = amount
 
     def correct(self, actual: int, moment: Moment) -> None:  # noqa: ARG002  # counted in its own window, also later
@@ -98,9 +78,21 @@ class SoleMeters:
     def __init__(self, share: Callable[[int], int] | None = None) -> None:
         """`share`: the part of a limit that is allowed here; None: all of it."""
         self._share = share
-        self._minutes: dict[str, _Minute] = {}
-        self._periods: dict[str, _Period] = {}
+        self._minutes: dict[str, MinuteCount] = {}
+        self._periods: dict[str, PeriodCount] = {}
         self._history: dict[tuple[str, str], list[tuple[float, int]]] = {}
+        self.num_bundled = 0  # takes of bundles, not ended
+        self.version = 0  # changes whenever windows are dropped, so that nobody counts on in one that nobody reads
+
+    def bundle(self, of: Sequence[tuple[Meter, int]]) -> SoleBundle | None:
+        """These meters in one step, each with the place of its amount; None where only a part of limits is allowed."""
+        return None if self._share is not None else SoleBundle(of, self)
+
+    def window(self, meter: Meter, moment: Moment) -> MinuteCount | PeriodCount:
+        """Where a meter counts now; opened if it is not yet."""
+        if meter.ends_at:
+            return self._periods.get(meter.key) or self._open_period(meter)
+        return self._minutes.get(meter.key) or self._open_minute(meter, moment)
 
     def take(self, meter: Meter, amount: int, moment: Moment) -> "_MinuteTake | _PeriodTake | Short":
         """Count an amount if the window has room for it."""
@@ -161,13 +153,16 @@ class SoleMeters:
             del self._minutes[key]
         for key in periods:
             del self._periods[key]
+        if minutes or periods:
+            self.version += 1
         self._forget_history(moment)
         return len(minutes) + len(periods)
 
     def statistics(self) -> dict[str, int]:
         """`takes` (not ended) is 0 when quiescent; `meters` are those in memory, `history` the restored rows."""
         return {
-            "takes": sum(one.num_takes for counts in (self._minutes, self._periods) for one in counts.values()),
+            "takes": self.num_bundled
+            + sum(one.num_takes for counts in (self._minutes, self._periods) for one in counts.values()),
             "meters": len(self._minutes) + len(self._periods),
             "history": sum(map(len, self._history.values())),
         }
@@ -175,23 +170,23 @@ class SoleMeters:
     def __repr__(self) -> str:
         return f"<SoleMeters {' '.join(f'{name}={count}' for name, count in self.statistics().items())}>"
 
-    def _minute_as_known(self, meter: Meter, moment: Moment) -> _Minute:
+    def _minute_as_known(self, meter: Meter, moment: Moment) -> MinuteCount:
         """The last minute, also of a meter that nothing was taken of yet. Does not mutate."""
         minute = self._minutes.get(meter.key)
         if minute is None:
-            minute = _Minute()
+            minute = MinuteCount()
             if self._history:
                 self._restore_minute(minute, meter.of, meter.counted.value, moment)
         return minute
 
-    def _open_minute(self, meter: Meter, moment: Moment) -> _Minute:
-        minute = self._minutes[meter.key] = _Minute()
+    def _open_minute(self, meter: Meter, moment: Moment) -> MinuteCount:
+        minute = self._minutes[meter.key] = MinuteCount()
         if self._history:
             self._restore_minute(minute, meter.of, meter.counted.value, moment)
         return minute
 
-    def _open_period(self, meter: Meter) -> _Period:
-        period = self._periods[meter.key] = _Period(meter.ends_at)
+    def _open_period(self, meter: Meter) -> PeriodCount:
+        period = self._periods[meter.key] = PeriodCount(meter.ends_at)
         period.used = self._known(meter)
         return period
 
@@ -202,7 +197,7 @@ class SoleMeters:
     def _sum(self, of: str, counted: str, starts_at: int, ends_at: int) -> int:
         return sum(amount for at, amount in self._history.get((of, counted), ()) if starts_at <= at < ends_at)
 
-    def _restore_minute(self, minute: _Minute, of: str, counted: str, moment: Moment) -> None:
+    def _restore_minute(self, minute: MinuteCount, of: str, counted: str, moment: Moment) -> None:
         seconds: dict[int, int] = {}
         for at, amount in self._history.get((of, counted), ()):
             age_s = int(moment.unix) - int(at)
@@ -226,7 +221,7 @@ class SoleMeters:
             retry_after_s = self._minutes[meter.key].at_most_in_s(most - amount, moment.now)
         return Short(meter, max(0, most - used), retry_after_s)
 
-    def _is_past(self, period: _Period, moment: Moment) -> bool:
+    def _is_past(self, period: PeriodCount, moment: Moment) -> bool:
         """By both clocks: the calendar's may be wrong for a while."""
         return not period.num_takes and moment.unix >= period.ends_at and moment.now >= period.touched_at + KEEP_S
 

@@ -3,10 +3,13 @@
 Apart from the store because it grows, is written all the time and may be thrown away.
 """
 
+import os
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 from policies.sqlite_opening import Schema, open_sqlite
+from policies.store import StoreError
 
 APPLICATION_ID = 0x776C6C67  # "wllg" in ASCII
 
@@ -79,3 +82,22 @@ _SCHEMA = Schema("ledger", APPLICATION_ID, _MIGRATIONS)
 def open_ledger(path: Path) -> sqlite3.Connection:
     """A connection to the ledger in `path`. Raises `StoreError` (`sqlite_opening.py`)."""
     return open_sqlite(path, _SCHEMA)
+
+
+def restore_ledger(connection: sqlite3.Connection, path: Path) -> None:
+    """Make the file at `path` again from a connection that still has the one that was taken away.
+
+    Raises `StoreError`.
+    """
+    new = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        new.unlink(missing_ok=True)
+        os.close(os.open(new, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600))
+        with closing(sqlite3.connect(new)) as copy:
+            connection.backup(copy)
+        for log in ("-wal", "-shm"):  # what is left of the old one's would be read into the new one
+            path.with_name(path.name + log).unlink(missing_ok=True)
+        new.rename(path)
+    except (OSError, sqlite3.Error) as error:
+        raise StoreError(f"the ledger {path} was taken away and cannot be made again: {error}") from error

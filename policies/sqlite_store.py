@@ -6,7 +6,7 @@ While it is deleted, or cannot be written, every call raises `StoreLost`.
 
 import sqlite3
 import time
-from collections.abc import Callable
+from collections.abc import AsyncGenerator, Callable
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -156,6 +156,12 @@ class SqliteStore:
     async def snapshot(self) -> Snapshot:
         """Everything as of one moment."""
         return await self._in_thread(self._tables.snapshot)
+
+    async def changes(self) -> AsyncGenerator[None, None]:
+        """Nothing: the file tells nobody."""
+        nothing: tuple[None, ...] = ()
+        for one in nothing:
+            yield one
 
     async def close(self) -> None:
         """Finish what was begun and let go of the file. Harmless the second time."""

@@ -4,6 +4,7 @@ Async because a store may be across a network. The records are frozen; a store a
 No store ever holds a key's secret, only its hash.
 """
 
+from collections.abc import AsyncGenerator
 from dataclasses import dataclass
 from enum import Enum
 from typing import Generic, Protocol, TypeVar
@@ -262,6 +263,13 @@ class Store(Protocol):
 
     async def snapshot(self) -> Snapshot:
         """Everything as of one moment."""
+        ...
+
+    def changes(self) -> AsyncGenerator[None, None]:
+        """An item whenever the store may have changed, as far as it can tell; close it. Poll `revision` all the same.
+
+        Ends at once where nobody but the supervisor writes, who tells its gateways himself.
+        """
         ...
 
     async def close(self) -> None:

@@ -94,8 +94,9 @@ class RouteDecision(Struct, frozen=True, gc=False):
 
     `rows`: a raw tuple for each replica that could take the request, in the order of `Candidate`'s fields.
     `filtered`: the others. `passed`: the replica that would have been next by the rule, if it was left.
-    `prompt_tokens`: estimated by the learned ratio. `hit_tokens`: fused, at the chosen replica.
-    `uncached_tokens`: `prompt_tokens - hit_tokens`. `ttft_s`: predicted, from dispatch to the first token.
+    `prompt_tokens`: counted where the prompt's tokens are known, else estimated by the learned ratio. `hit_tokens`:
+    fused, at the chosen replica. `exact_tokens`: as its engine told, None where it tells nothing. `uncached_tokens`:
+    `prompt_tokens - hit_tokens`. `ttft_s`: predicted, from dispatch to the first token.
     """
 
     model: str
@@ -111,6 +112,7 @@ class RouteDecision(Struct, frozen=True, gc=False):
     hit_tokens: int
     shadow_tokens: int
     ttft_s: float
+    exact_tokens: int | None = None
 
     @property
     def uncached_tokens(self) -> int:
@@ -196,7 +198,9 @@ class Full:
 
 
 def _scored(candidate: Candidate) -> CandidateReceipt:
-    hit = HitTokens(None, candidate.shadow_tokens, candidate.fused_tokens, round(candidate.confidence, 3))
+    hit = HitTokens(
+        candidate.exact_tokens, candidate.shadow_tokens, candidate.fused_tokens, round(candidate.confidence, 3)
+    )
     terms = TermsMs(
         seat=round(candidate.seat_ms, 3),
         prefill=round(candidate.prefill_ms, 3),

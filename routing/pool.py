@@ -214,13 +214,17 @@ class ReplicaPool:
             lease.replica.shadow.withdraw(lease.insertion)
             lease.insertion = None
 
-    def learn_hit(self, lease: Lease, predicted_tokens: int, reported_tokens: int | None) -> None:
-        """Compare a predicted hit with what the engine reported (None: nothing).
+    def learn_hit(
+        self, lease: Lease, predicted_tokens: int, reported_tokens: int | None, exact_tokens: int | None = None
+    ) -> None:
+        """Compare a predicted hit, and what the engine had told it holds, with what it reported (None: nothing).
 
         Not of bulk that the engine keeps apart: it evicts what only bulk has held first, which is no news to people.
         """
         if lease.is_current and not lease.is_hidden:
             lease.replica.confidence.observe(predicted_tokens, reported_tokens)
+            if exact_tokens is not None:
+                lease.replica.exact_confidence.observe(exact_tokens, reported_tokens)
 
     def learn_ttft(self, lease: Lease, uncached_tokens: int, ttft_s: float) -> None:
         """Take in a time to first token, from dispatch, of a prompt that had `uncached_tokens` to be computed."""

@@ -3,6 +3,7 @@
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
+from cache_affinity.kv_events import TokenChain
 from cache_affinity.prefix import PrefixKey
 from policies.lane import Lane
 
@@ -14,7 +15,7 @@ class RouteQuery:
     `max_output_tokens`: an estimate, 0 if unknown. `excluded`: names of replicas already tried. `barred`: names of
     replicas that have no seat for this tenant now, whatever the others may take there. `labels`: (name, value) pairs
     that a replica must have, where the lane is pinned to some. `cache_domain`: whose prompts may meet in one cache with
-    this one; empty: the project's alone.
+    this one; empty: the project's alone. `tokens`: the prompt's, where they are known: then exact hits are looked up.
     """
 
     model: str
@@ -26,3 +27,4 @@ class RouteQuery:
     barred: AbstractSet[str] = frozenset()
     labels: AbstractSet[tuple[str, str]] = frozenset()
     cache_domain: str = ""
+    tokens: TokenChain | None = None

@@ -71,6 +71,7 @@ class Replica:
         "breaker",
         "bulk_seats",
         "confidence",
+        "exact_confidence",
         "hidden_in_flight",
         "hidden_tokens",
         "hidden_work",
@@ -108,6 +109,7 @@ class Replica:
         self.bulk_seats = UNLIMITED[Lane.BULK.rank]
         self.shadow = shadow
         self.confidence = HitConfidence()
+        self.exact_confidence = HitConfidence()
         self.ttft = TtftModel()
         self.steps = StepModel()
         self.breaker = Breaker()
@@ -144,6 +146,7 @@ class Replica:
         """For `ReplicaPool` alone: its process is another one. Open leases stay counted until they end."""
         self.shadow.forget()
         self.confidence = HitConfidence()
+        self.exact_confidence = HitConfidence()
         self.ttft = TtftModel()
         self.steps = StepModel()
         self.lane_seats = UNLIMITED

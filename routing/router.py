@@ -6,6 +6,8 @@
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from cache_affinity.exact import NO_HITS, ExactIndex
+from cache_affinity.fusion import FRESH_S
 from cache_affinity.ratio import TokenRatios
 from engines.contract import Fault
 from policies.lane import Lane
@@ -40,7 +42,7 @@ class RouterSettings:
 
 
 class Router:
-    """Routes over one pool. `may_use`: the tenant isolation rule, None for none."""
+    """Routes over one pool. `may_use`: the tenant isolation rule, None for none. `exact`: what engines tell."""
 
     def __init__(
         self,
@@ -48,11 +50,18 @@ class Router:
         ratios: TokenRatios,
         settings: RouterSettings | None = None,
         may_use: MayUse | None = None,
+        exact: ExactIndex | None = None,
     ) -> None:
+        self.exact = exact
         self.pool = pool
         self.ratios = ratios
         self.settings = settings or RouterSettings()
         self._may_use = may_use
+
+    @property
+    def knows_exactly(self) -> bool:
+        """Whether some engine tells what it holds, so that a prompt's tokens are of use."""
+        return self.exact is not None and self.exact.is_known_of_any
 
     def route(self, query: RouteQuery, now: float) -> RouteDecision | NoReplica | Full:
         """The replica for one request, with its reasons, or why there is none. Changes nothing.
@@ -70,7 +79,7 @@ class Router:
                 filtered.append((replica.name, reason))
         if not replicas:
             return self._absence(query, tuple(filtered), now)
-        return self._decide(query, replicas, tuple(filtered))
+        return self._decide(query, replicas, tuple(filtered), now)
 
     def home(self, query: RouteQuery) -> str | None:
         """The ready replica that holds most of the prompt, else its home by hash, whether it has a seat or not.
@@ -105,7 +114,7 @@ class Router:
         self.pool.report(lease, Verdict.FINE, now)
         if prompt_tokens:
             self.ratios.of(decision.model).observe(decision.key.total_bytes, prompt_tokens)
-        self.pool.learn_hit(lease, decision.shadow_tokens, cached_tokens)
+        self.pool.learn_hit(lease, decision.shadow_tokens, cached_tokens, decision.exact_tokens)
         if ttft_s is not None:
             known = decision.prompt_tokens if prompt_tokens is None else prompt_tokens
             cached = decision.hit_tokens if cached_tokens is None else cached_tokens
@@ -118,20 +127,28 @@ class Router:
             self.pool.unlearn_prompt(lease)
 
     def _decide(
-        self, query: RouteQuery, replicas: list[Replica], filtered: tuple[tuple[str, Rejection], ...]
+        self, query: RouteQuery, replicas: list[Replica], filtered: tuple[tuple[str, Rejection], ...], now: float
     ) -> RouteDecision:
-        key = query.key
-        tokens_per_byte = 1.0 / self.ratios.of(query.model).bytes_per_token
-        prompt_tokens = max(1, round(key.total_bytes * tokens_per_byte))
+        key, tokens, exact = query.key, query.tokens, NO_HITS
+        if tokens is None:
+            tokens_per_byte = 1.0 / self.ratios.of(query.model).bytes_per_token
+            prompt_tokens = max(1, round(key.total_bytes * tokens_per_byte))
+        else:
+            prompt_tokens = max(1, tokens.num_tokens)
+            tokens_per_byte = prompt_tokens / max(1, key.total_bytes)
+            if self.exact is not None:
+                exact = self.exact.hits(tokens)
         feels_bulk = query.lane is Lane.BULK
-        rows = score(replicas, key, prompt_tokens, tokens_per_byte, feels_bulk=feels_bulk)
+        rows = score(
+            replicas, key, prompt_tokens, tokens_per_byte, exact, fresh_since=now - FRESH_S, feels_bulk=feels_bulk
+        )
         chosen, why, passed = pick(key, prompt_tokens, replicas, rows, feels_bulk=feels_bulk)
         candidate = Candidate(*rows[chosen])
         return RouteDecision(
             model=query.model, lane=query.lane, project_id=query.project_id, key=key, chosen=candidate.replica, why=why,
             passed=None if passed == chosen else rows[passed][0], rows=rows, filtered=filtered,
             prompt_tokens=prompt_tokens, hit_tokens=candidate.fused_tokens, shadow_tokens=candidate.shadow_tokens,
-            ttft_s=candidate.ttft_ms / 1000.0,
+            ttft_s=candidate.ttft_ms / 1000.0, exact_tokens=candidate.exact_tokens,
         )  # fmt: skip
 
     def _absence(self, query: RouteQuery, filtered: tuple[tuple[str, Rejection], ...], now: float) -> NoReplica | Full:

@@ -7,6 +7,8 @@ are computed from, and `terms_ms` sums to `score_ms` by construction (and by tes
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from cache_affinity.exact import NO_HITS, ExactHits
+from cache_affinity.fusion import fused
 from cache_affinity.prefix import PrefixKey
 from routing.replica import Replica
 from routing.ttft import ASSUMED_BASE_MS, ASSUMED_MS_PER_TOKEN
@@ -17,21 +19,23 @@ STEP_TOKENS = 512  # of prompt an engine reads in one step, about; each step als
 EVICTION_PRICE = 0.1  # chosen: of the reading time, when the new blocks push out warm ones
 
 # What a score is made of, in the order of `Candidate`'s fields; a plain tuple, for it is made once per replica.
-Row = tuple[str, int, int, float, int, int, int, float, float, bool, float]
+Row = tuple[str, int, int, float, int | None, int, int, int, float, float, bool, float]
 
 
 class Candidate(NamedTuple):
     """One replica that could take the request, as it was when scored. `score_ms`: lower is better.
 
-    `shadow_tokens`: predicted hit. `fused_tokens`: the same times `confidence` (0..1). `uncached_tokens`: the prompt
-    without `fused_tokens`. `outstanding_tokens`, `num_in_flight`: the replica's load. `ms_per_token`, `base_ms`: as
-    learned. `evicts`: the prompt would push other blocks out.
+    `shadow_tokens`: predicted hit. `exact_tokens`: as its engine told by events, None where it tells nothing.
+    `fused_tokens`: what of both is expected. `confidence`: in what the engine told, else in the prediction, 0..1.
+    `uncached_tokens`: the prompt without `fused_tokens`. `outstanding_tokens`, `num_in_flight`: the replica's load.
+    `ms_per_token`, `base_ms`: as learned. `evicts`: the prompt would push other blocks out.
     """
 
     replica: str
     shadow_tokens: int
     fused_tokens: int
     confidence: float
+    exact_tokens: int | None
     uncached_tokens: int
     outstanding_tokens: int
     num_in_flight: int
@@ -96,28 +100,52 @@ def _load(replica: Replica, *, feels_bulk: bool) -> tuple[int, int]:
 
 
 def score(
-    replicas: Iterable[Replica], key: PrefixKey, prompt_tokens: int, tokens_per_byte: float, *, feels_bulk: bool = True
+    replicas: Iterable[Replica],
+    key: PrefixKey,
+    prompt_tokens: int,
+    tokens_per_byte: float,
+    exact: ExactHits = NO_HITS,
+    *,
+    fresh_since: float = 0.0,
+    feels_bulk: bool = True,
 ) -> tuple[Row, ...]:
-    """The row of each replica, in order. One loop, not a call per term: it runs for every replica of every request."""
+    """The row of each replica, in order. One loop, not a call per term: it runs for every replica of every request.
+
+    `fresh_since`: what was routed to a replica from then on its engine need not have told yet.
+    """
     total_bytes, sizes, guess = key.total_bytes, key.sizes, 0
+    told_of, partial = exact.tokens.get, exact.partial
     rows: list[Row] = []
     for replica in replicas:
         ttft, shadow = replica.ttft, replica.shadow
         confidence = replica.confidence.value
         num_held = shadow.num_held(key, guess)
-        hit_bytes = shadow_tokens = fused = 0
+        hit_bytes = shadow_tokens = hit = 0
         if num_held:
             guess, hit_bytes = num_held, sizes[num_held - 1]
             most = min(prompt_tokens, replica.spec.kv_tokens or prompt_tokens)
             shadow_tokens = min(int(hit_bytes * tokens_per_byte), most)
-            fused = int(shadow_tokens * confidence)
-        uncached = prompt_tokens - fused
-        outstanding, flying = _load(replica, feels_bulk=feels_bulk)
+            hit = int(shadow_tokens * confidence)
+        name = replica.name
+        told = told_of(name)
+        if told is not None:
+            trust, untold = replica.exact_confidence.value, shadow_tokens
+            if num_held and name not in partial:
+                num_fresh = shadow.num_fresh(key, num_held, fresh_since)
+                untold = int(sizes[num_fresh - 1] * tokens_per_byte) if num_fresh else 0
+            hit = fused(told, trust, untold, confidence) if untold else told if trust == 1.0 else int(told * trust)
+            confidence = trust
+        uncached = prompt_tokens - hit
+        if feels_bulk:
+            outstanding, flying = replica.outstanding_tokens, replica.num_in_flight
+        else:
+            outstanding, flying = _load(replica, feels_bulk=False)
         ms, base = ttft.ms_per_token, ttft.base_ms
         score_ms = base + (outstanding + uncached + flying * (1 + uncached // STEP_TOKENS)) * ms
         evicts = shadow.held_bytes + total_bytes - hit_bytes > shadow.capacity_bytes
         if evicts:
             score_ms += uncached * ms * EVICTION_PRICE
-        name = replica.name
-        rows.append((name, shadow_tokens, fused, confidence, uncached, outstanding, flying, ms, base, evicts, score_ms))
+        rows.append(
+            (name, shadow_tokens, hit, confidence, told, uncached, outstanding, flying, ms, base, evicts, score_ms)
+        )
     return tuple(rows)

@@ -108,6 +108,13 @@ def metrics_page() -> str:
         "| `warmlane_gateways` | gauge | none | living gateways, with a shared store |",
         "| `warmlane_gateways_degraded` | gauge | none | gateways whose lease has run out: the shared store is away |",
         "| `warmlane_limits_degraded` | gauge | none | gateways that decide limits without the shared store |",
+        "| `warmlane_config_generation` | gauge | none | how often other settings came into force, from 1 at the start |",
+        "| `warmlane_config_refused` | gauge | none | 1 while the last reading of the configuration was refused |",
+        "| `warmlane_ledger_waiting` | gauge | none | requests written down that the ledger does not have yet |",
+        "| `warmlane_ledger_files` | gauge | none | files that gateways of this node wrote and the ledger still reads |",
+        "| `warmlane_ledger_dropped_total` | counter | none | refusals that found no room to be written down |",
+        "| `warmlane_ledger_recovered_total` | counter | none | requests of gateways that died, charged as reserved |",
+        "| `warmlane_ledger_restored_total` | counter | none | ledger files that were taken away and made again |",
         "| `warmlane_queue_depth` | gauge | `model`, `lane` | requests waiting for a seat |",
         "| `warmlane_replica_seats` | gauge | `replica` | seats the gateway may fill |",
         "| `warmlane_bulk_seats` | gauge | `replica` | seats that bulk may hold beside the present interactive work |",
@@ -115,6 +122,10 @@ def metrics_page() -> str:
         "| `warmlane_replica_running` | gauge | `replica` | requests in its batch, as it says or as we count |",
         "| `warmlane_replica_waiting` | gauge | `replica` | requests in its own queue, if it says |",
         "| `warmlane_replica_kv_used_ratio` | gauge | `replica` | share of its KV cache in use, if it says |",
+        "| `warmlane_replica_kv_events` | gauge | `replica`, `standing` | 1 for how much its KV events tell: `complete`, "
+        "`partial` or `unknown` |",
+        "| `warmlane_replica_kv_blocks` | gauge | `replica` | blocks it holds, as its KV events tell |",
+        "| `warmlane_replica_kv_event_gaps_total` | counter | `replica` | times batches of its KV events were missing |",
     ]
     return HEAD + "\n".join(lines) + "\n"
 

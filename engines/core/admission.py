@@ -4,6 +4,8 @@ import hashlib
 from dataclasses import dataclass
 from enum import Enum
 
+from engines.core.eviction import EvictionPolicy
+from engines.core.host_tier import HostSettings
 from engines.core.latency_guard import LatencySettings
 from engines.core.sequence import GenerateRequest, Sequence
 from policies.lane import Lane
@@ -47,6 +49,8 @@ class SchedulerSettings:
     `kv_tokens`: KV cells. `eos_ids`: the model's end tokens. `max_waiting`: requests that may wait for a first
     seat, urgent ones and bulk each, so that no flood of bulk gets an urgent one refused.
     `watermark_ratio`: share of the blocks kept free at admission, so that those running can grow (vLLM's default).
+    `max_drafts`: tokens guessed ahead for one sequence in a step (speculation.py), 0: none; `max_step_drafts`: for all.
+    `eviction`: which cached blocks go first. `host`: what is kept of them in host memory.
     """
 
     max_seqs: int
@@ -57,8 +61,12 @@ class SchedulerSettings:
     block_size: int = 16
     max_waiting: int = 1024
     watermark_ratio: float = 0.01
+    max_drafts: int = 0
+    max_step_drafts: int = 32
     max_resident: int | None = None
     latency: LatencySettings = LatencySettings()  # noqa: RUF009  # frozen
+    eviction: EvictionPolicy = EvictionPolicy.LRU
+    host: HostSettings = HostSettings()  # noqa: RUF009  # frozen
 
     def __post_init__(self) -> None:
         """Raise ValueError for bounds that cannot work together."""
@@ -70,6 +78,8 @@ class SchedulerSettings:
             raise ValueError(f"max_resident {self.max_resident} is less than max_seqs {self.max_seqs}")
         if self.num_blocks < 1:
             raise ValueError(f"kv_tokens {self.kv_tokens} holds no block of {self.block_size} tokens")
+        if min(self.max_drafts, self.max_step_drafts) < 0:
+            raise ValueError("max_drafts and max_step_drafts must be at least 0")
         if not 0 <= self.watermark_ratio < 1:
             raise ValueError("watermark_ratio must be in [0, 1)")
 
@@ -125,6 +135,7 @@ def open_sequence(request: GenerateRequest, settings: SchedulerSettings, now: fl
         seed=_seed(request),
         order=(request.lane.rank, request.priority, min(request.arrival, now), number),
         tokens=list(request.prompt),
+        grammar=request.grammar.start() if request.grammar is not None else None,
     )
 
 

@@ -4,18 +4,19 @@ Full blocks are named by a digest chained over all tokens before them and the te
 equal content and equal owners' salt; the digest is cryptographic, hence tokens are not compared again. A block keeps
 its name when its last holder lets go, and loses it when it is handed out to another (lazy eviction). Blocks that only
 bulk has held go first, so that a flood of bulk pushes out its own and not what people's conversations have warm; once
-an urgent sequence has held a block it is urgent until evicted. Among equals the least recently used goes first. Cached
-blocks form a forest by parent. NOTE: holders let go of a path tail first, and an urgent block's parent is urgent too
+an urgent sequence has held a block it is urgent until evicted. Among equals the policy decides. Cached blocks form a
+forest by parent. NOTE: holders let go of a path tail first, and an urgent block's parent is urgent too
 (who holds a block holds the path to it), so a child always goes before its parent, and what is evicted is a leaf.
 """
 
 import hashlib
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
-from engines.core.eviction import EvictionOrder
+from engines.core.eviction import EvictionOrder, EvictionPolicy
 
 _LITTLE_ENDIAN_U32 = array("I", (1,)).tobytes() == b"\x01\0\0\0"
 
@@ -53,17 +54,31 @@ class Allocation:
     evicted: tuple[int, ...]
 
 
-class BlockPool:
-    """A fixed number of blocks with reference counts. Used from one thread."""
+def _nobody(digest: bytes) -> None:
+    """Nobody wants to know of lost names."""
 
-    def __init__(self, num_blocks: int) -> None:
+
+class BlockPool:
+    """A fixed number of blocks with reference counts. Used from one thread.
+
+    `on_lost`: called with the name of each block that loses it.
+    """
+
+    def __init__(
+        self,
+        num_blocks: int,
+        policy: EvictionPolicy = EvictionPolicy.LRU,
+        on_lost: Callable[[bytes], None] = _nobody,
+    ) -> None:
         self._num_blocks = num_blocks
         self._refs = [0] * num_blocks
         self._hashes: list[bytes | None] = [None] * num_blocks
         self._parents: list[int | None] = [None] * num_blocks
         self._by_hash: dict[bytes, list[int]] = {}
         self._is_urgent = [False] * num_blocks  # an urgent sequence has held it since it was blank
-        self._free = EvictionOrder(range(num_blocks))  # blocks with no references
+        self._num_uses = [0] * num_blocks  # sequences that have held it since it was blank
+        self._free = EvictionOrder(policy, range(num_blocks), capacity=num_blocks)  # blocks with no references
+        self._on_lost = on_lost
         self._num_cached_free = 0
         self._evictions = 0
 
@@ -75,6 +90,11 @@ class BlockPool:
     def num_free(self) -> int:
         """Blocks that could be handed out now, cached ones included."""
         return len(self._free)
+
+    @property
+    def num_blank(self) -> int:
+        """Blocks that could be handed out without losing anything."""
+        return len(self._free) - self._num_cached_free
 
     @property
     def num_blocks(self) -> int:
@@ -96,14 +116,35 @@ class BlockPool:
             depth += 1
         if depth == 0:
             return ()
-        block: int | None = max(self._by_hash[hashes[depth - 1]], key=self._refs.__getitem__)
-        path: list[int] = []
-        while block is not None:
-            path.append(block)
-            block = self._parents[block]
-        path.reverse()
+        path = self.path_to(max(self._by_hash[hashes[depth - 1]], key=self._refs.__getitem__))
         assert len(path) == depth, "a cached block has no cached parent"
+        return path
+
+    def path_to(self, block: int) -> tuple[int, ...]:
+        """The cached blocks from the very front of a prefix to this one, which is cached."""
+        path: list[int] = []
+        before: int | None = block
+        while before is not None:
+            path.append(before)
+            before = self._parents[before]
+        path.reverse()
         return tuple(path)
+
+    def name_of(self, block: int) -> bytes | None:
+        """The digest of a block that can be hit, else None."""
+        return self._hashes[block]
+
+    def num_copies(self) -> dict[bytes, int]:
+        """How many blocks there are of each name."""
+        return {digest: len(blocks) for digest, blocks in self._by_hash.items()}
+
+    def is_urgent(self, block: int) -> bool:
+        """Whether an urgent sequence has held the block since it was blank."""
+        return self._is_urgent[block]
+
+    def next_to_go(self, num_blocks: int) -> list[int]:
+        """Those that `allocate` would hand out, in order, as far as they can be hit now."""
+        return [block for block in islice(self._free, num_blocks) if self._hashes[block] is not None]
 
     def num_free_in(self, blocks: Iterable[int]) -> int:
         """How many of `blocks` have no holder, so that taking them uses up free ones."""
@@ -123,6 +164,7 @@ class BlockPool:
                 self._free.remove(block)
                 self._num_cached_free -= 1
             self._refs[block] += 1
+            self._num_uses[block] += 1
             self._is_urgent[block] |= is_urgent
 
     def allocate(self, num_blocks: int, *, is_urgent: bool) -> Allocation | None:
@@ -137,7 +179,7 @@ class BlockPool:
                 self._num_cached_free -= 1
                 self._evictions += 1
                 evicted.append(block)
-            self._refs[block] = 1
+            self._refs[block] = self._num_uses[block] = 1
             self._is_urgent[block] = is_urgent
             blocks.append(block)
         return Allocation(tuple(blocks), tuple(evicted))
@@ -161,7 +203,7 @@ class BlockPool:
             if self._hashes[block] is None:
                 self._free.add_first(block)
             else:
-                self._free.add(block, is_urgent=self._is_urgent[block])
+                self._free.add(block, self._num_uses[block], is_urgent=self._is_urgent[block])
                 self._num_cached_free += 1
 
     def forget(self, blocks: Iterable[int]) -> None:
@@ -212,3 +254,4 @@ class BlockPool:
             del self._by_hash[digest]
         self._hashes[block] = None
         self._parents[block] = None
+        self._on_lost(digest)

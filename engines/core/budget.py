@@ -5,8 +5,9 @@ Urgent decodes always go in, urgent prompts as far as the guard lets them grow t
 stays within the objective or, where nobody urgent is in it, within a short step.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from engines.core.draft_room import DraftRoom
 from engines.core.latency_guard import LatencyGuard, StepCounts
 from engines.core.outlook import StepOutlook
 from engines.core.plan import Row
@@ -20,10 +21,11 @@ _FEWEST_PROMPT_TOKENS = 8
 
 @dataclass(frozen=True, slots=True)
 class Grant:
-    """`num_tokens` of a sequence's uncomputed tokens are computed in this step."""
+    """`num_tokens` of a sequence's uncomputed tokens are computed in this step, and `drafts` behind the last of all."""
 
     sequence: Sequence
     num_tokens: int
+    drafts: tuple[int, ...] = ()
 
     def row(self) -> Row:
         """The grant as the runner sees it, before anything of it is computed."""
@@ -32,8 +34,8 @@ class Grant:
         return Row(
             slot=sequence.slot,
             start=start,
-            tokens=tuple(sequence.tokens[start : start + self.num_tokens]),
-            samples=self.num_tokens == sequence.num_uncomputed,
+            tokens=(*sequence.tokens[start : start + self.num_tokens], *self.drafts),
+            num_samples=1 + len(self.drafts) if self.num_tokens == sequence.num_uncomputed else 0,
             blocks=tuple(sequence.blocks),
         )
 
@@ -48,6 +50,8 @@ class StepBudget:
         self._counts = StepCounts()
         self._urgent: StepCounts | None = None  # fixed when the first bulk sequence asks
         self._prompt_tokens: int | None = None  # left to urgent prompts; fixed when the first one asks
+        self._decoding = StepCounts()  # when it was fixed
+        self._num_prompt_tokens = 0  # granted to urgent prompts
         self._num_bulk = 0
         self._is_lifting = False
         self._is_lifted = False
@@ -77,10 +81,54 @@ class StepBudget:
             self._is_lifting = False
         elif self._prompt_tokens is not None:
             self._prompt_tokens -= num_tokens
+            self._num_prompt_tokens += num_tokens
+
+    def decoding(self, *, is_bulk: bool) -> list[Sequence]:
+        """Those of bulk, or of the urgent ones, that decode in this step."""
+        sequences = (grant.sequence for grant in self.grants)
+        return [s for s in sequences if s.is_decoding and (s.request.lane is Lane.BULK) is is_bulk]
+
+    @property
+    def num_drafts(self) -> int:
+        """Drafts in the step."""
+        return sum(len(grant.drafts) for grant in self.grants)
+
+    def draft_room(self, most: int, *, is_bulk: bool, is_trial: bool = False) -> DraftRoom:
+        """What drafts of bulk, or of urgent sequences, at most `most`, may add to the step as it is now.
+
+        Of the tokens left they get half, so that prompts go on. `is_trial`: whether they seem worth it or not.
+        """
+        objective_s = self._guard.objective_s(self._urgent) if self._urgent is not None else None
+        if not is_bulk:
+            limit_s = self._guard.draft_step_s(self._counts)
+        else:
+            limit_s = self._guard.bulk_step_s() if objective_s is None else objective_s
+        return DraftRoom(self._guard, self._counts, limit_s, min(most, self._num_left // 2), is_trial=is_trial)
+
+    def draft(self, sequence: Sequence, drafts: tuple[int, ...]) -> None:
+        """Let a decoding sequence have these drafts verified too, as a `DraftRoom` has allowed."""
+        index = next(index for index, grant in enumerate(self.grants) if grant.sequence is sequence)
+        assert not self.grants[index].drafts, f"sequence {sequence.id} has drafts already"
+        self.grants[index] = replace(self.grants[index], drafts=drafts)
+        self._counts = self._counts.plus_rows(len(drafts))
 
     def can_seat(self, lane: Lane) -> bool:
         """Whether a newcomer of this lane, with a prompt of some length, would get tokens."""
         return (self._bulk_room(_FEWEST_PROMPT_TOKENS) if lane is Lane.BULK else self._left_to_prompts()) > 0
+
+    def save_s(self, num_decoding: int, *, has_prompts: bool) -> float:
+        """How long saves to host memory may take in this step; of urgent sequences, as in `LatencyGuard.save_s`."""
+        return self._guard.save_s(num_decoding, has_prompts=has_prompts)
+
+    def charge(self, copy_s: float) -> None:
+        """Copies take so many seconds of the step: less is left to prompts and bulk."""
+        if copy_s == 0:
+            return
+        self._guard = replace(self._guard, copy_s=self._guard.copy_s + copy_s)
+        if self._prompt_tokens is not None:
+            most = self._prompt_tokens + self._num_prompt_tokens
+            allowed = self._guard.urgent_prompt_tokens(self._decoding, most)
+            self._prompt_tokens = max(0, allowed - self._num_prompt_tokens)
 
     def lift(self) -> None:
         """Let the next bulk sequence that asks have the smallest share, in spite of the objective."""
@@ -112,6 +160,7 @@ class StepBudget:
 
     def _left_to_prompts(self) -> int:
         if self._prompt_tokens is None:
+            self._decoding = self._counts
             self._prompt_tokens = self._guard.urgent_prompt_tokens(self._counts, self._num_left)
         return self._prompt_tokens
 

@@ -1,10 +1,12 @@
 """What goes into the next step, lane by lane. Pure.
 
-Interactive decodes, standard decodes; then interactive prompts, those seated before newcomers, then standard ones; then
-as much bulk as the objective leaves room for: decodes, the longest left out first, then prompts in order.
+Interactive decodes, standard decodes, drafts of both; then interactive prompts, those seated before newcomers, then
+standard ones; then as much bulk as the objective leaves room for: decodes, the longest left out first, drafts of those,
+then prompts in order.
 """
 
 from engines.core.budget import StepBudget
+from engines.core.drafting import Drafter
 from engines.core.memory import Placement
 from engines.core.seats import Seats
 from policies.lane import Lane
@@ -12,28 +14,44 @@ from policies.lane import Lane
 _URGENT = (Lane.INTERACTIVE, Lane.STANDARD)
 
 
-def compose(budget: StepBudget, seats: Seats, *, is_bulk_overdue: bool) -> None:
+def compose(budget: StepBudget, seats: Seats, drafter: Drafter, *, is_bulk_overdue: bool) -> None:
     """Fill `budget`, seating and preempting as need be. `is_bulk_overdue`: bulk gets a smallest share at least."""
+    may_save_ahead = _allow_saves(budget, seats)
     may_seat = seats.make_room()  # what a preemption frees is for those still seated: else both would be repeated
     for lane in _URGENT:
         for sequence in seats.running.in_lane(lane):
             if sequence.is_decoding:
                 budget.take(sequence)
+    drafter.add(budget, is_bulk=False)
     for lane in _URGENT:
         for sequence in seats.running.in_lane(lane):
             if not sequence.is_decoding:
                 budget.take(sequence)
         may_seat = may_seat and _seat(budget, seats, lane)
-    _take_bulk(budget, seats, may_seat=may_seat)
+    _take_bulk(budget, seats, drafter, may_seat=may_seat)
     if is_bulk_overdue and not budget.has_bulk:
         budget.lift()
-        _take_bulk(budget, seats, may_seat=may_seat)
+        _take_bulk(budget, seats, drafter, may_seat=may_seat)
+    if may_save_ahead:
+        seats.memory.copies.save_ahead()
+    budget.charge(seats.memory.copies.take_spent_s())
 
 
-def _take_bulk(budget: StepBudget, seats: Seats, *, may_seat: bool) -> None:
+def _allow_saves(budget: StepBudget, seats: Seats) -> bool:
+    """Say how long saves to host memory may take; whether nobody urgent is there, so that some may be made ahead."""
+    copies = seats.memory.copies
+    if not copies.is_on:
+        return False
+    num_decoding, has_prompts = seats.urgent_demand()
+    copies.allow(budget.save_s(num_decoding, has_prompts=has_prompts))
+    return num_decoding == 0 and not has_prompts
+
+
+def _take_bulk(budget: StepBudget, seats: Seats, drafter: Drafter, *, may_seat: bool) -> None:
     seated = seats.running.in_lane(Lane.BULK)
     for sequence in sorted((s for s in seated if s.is_decoding), key=lambda s: s.last_step):
         budget.take(sequence)
+    drafter.add(budget, is_bulk=True)
     for sequence in seated:
         if not sequence.is_decoding:
             budget.take(sequence)
@@ -51,6 +69,7 @@ def _seat(budget: StepBudget, seats: Seats, lane: Lane) -> bool:
         if not budget.can_seat(lane):
             return False
         placement = seats.seat(sequence)
+        budget.charge(seats.memory.copies.take_spent_s())
         if placement is Placement.NO_ROOM:
             return False
         if placement is Placement.PLACED:

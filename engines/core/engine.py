@@ -5,26 +5,31 @@ It knows tokens only: no text, no JSON, no event loop. Whatever happens, each ac
 with a finish reason.
 """
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterable
+from concurrent.futures import Future
 from dataclasses import replace
 
 from engines.core.admission import Refusal, check_size
+from engines.core.callbacks import Callbacks
+from engines.core.decoding import Decoded, decode
+from engines.core.events import KvEvent
+from engines.core.fit import check_fit
 from engines.core.inbox import Abortion, Deliver, Inbox
 from engines.core.load import EngineLoad
+from engines.core.masking import MaskFiller
+from engines.core.meter import StepMeter
 from engines.core.outlook import StepRecord
 from engines.core.plan import Runner, StepPlan
-from engines.core.sampling import sample
 from engines.core.scheduler import Scheduler
 from engines.core.sequence import FinishReason, GenerateRequest, SequenceDelta
-from engines.step_cost import StepCost, StepCostFitter
+from engines.step_cost import StepCostFitter
 
 OnStep = Callable[[StepRecord], None]
 OnFault = Callable[[BaseException], None]
+OnEvents = Callable[[tuple[KvEvent, ...]], None]
 
-_SMOOTHING = 0.1  # of the step time shown: about the last ten steps; chosen
 _FAULT_SENTENCE = "The engine failed while computing this request."
 
 
@@ -33,8 +38,9 @@ class Engine:
 
     `fitter`: learns what steps cost, which the lanes' rules go by; without one no step is too long for bulk. `on_step`:
     called with the record of each step. `on_fault`: called with whatever was raised in the engine thread, for the log.
-    Both run in the engine thread. `max_faults`: faulty steps in a row that make the engine unhealthy; `step_limit_s`:
-    so does a step that lasts longer. `checks_when_idle`: verify all accounting whenever nothing is open.
+    `on_events`: called with the KV events of each step, in order; without one none are gathered. All three run in the
+    engine thread. `max_faults`: faulty steps in a row that make the engine unhealthy; `step_limit_s`: so does a step
+    that lasts longer. `checks_when_idle`: verify all accounting whenever nothing is open.
     """
 
     def __init__(
@@ -45,25 +51,29 @@ class Engine:
         fitter: StepCostFitter | None = None,
         on_step: OnStep | None = None,
         on_fault: OnFault | None = None,
+        on_events: OnEvents | None = None,
         clock: Callable[[], float] = time.monotonic,
         max_faults: int = 3,
         step_limit_s: float = 60.0,
         checks_when_idle: bool = False,
     ) -> None:
-        _check_fit(runner, scheduler)
+        check_fit(runner, scheduler.settings, scheduler.num_slots)
         self._runner = runner
         self._scheduler = scheduler
-        self._fitter = fitter
         self._on_step = on_step
-        self._on_fault = on_fault
+        self._callbacks = Callbacks(on_fault)
+        self._on_events = on_events
+        if on_events is not None:
+            scheduler.events.gather()
         self._clock = clock
         self._max_faults = max_faults
         self._step_limit_s = step_limit_s
         self._checks_when_idle = checks_when_idle
         self._inbox = Inbox(scheduler.settings.max_waiting)
+        self._masks = MaskFiller(runner.vocab_size)
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
         # Written by the engine thread only; others read them, each in one go.
-        self._load = EngineLoad(step_cost=self._cost())
+        self._meter = StepMeter(fitter, runner.host_bytes_per_token if scheduler.settings.host.max_tokens else 0)
         self._faults_in_row = 0
         self._plan: StepPlan | None = None  # while the device and the sampler are at it
         self._step_started: float | None = None
@@ -105,9 +115,10 @@ class Engine:
 
     def load(self) -> EngineLoad:
         """How busy the engine is; requests that the scheduler has not seen yet count as waiting."""
-        load = self._load
+        load = self._meter.load
         waiting = load.waiting + self._inbox.num_unseen
-        return replace(load, waiting=waiting, is_draining=self._inbox.is_draining)
+        is_draining, is_paused = self._inbox.is_draining, self._inbox.is_paused
+        return replace(load, waiting=waiting, is_draining=is_draining, is_paused=is_paused)
 
     def is_healthy(self) -> bool:
         """Whether steps are made: not after `max_faults` in a row, in a step over its limit, or without the thread."""
@@ -119,13 +130,40 @@ class Engine:
         """Refuse new requests from now on; open ones go on."""
         self._inbox.drain()
 
+    def pause(self, timeout_s: float = 0.0) -> bool:
+        """Make no steps from now on; whether none is being made any more, waiting for that for up to `timeout_s`.
+
+        Open requests stay, keep their KV and can be aborted; new ones are queued. May be repeated.
+        """
+        return self._inbox.pause(timeout_s)
+
+    def resume(self) -> None:
+        """Make steps again. Harmless when not paused."""
+        self._inbox.resume()
+
+    def kv_snapshot(self, timeout_s: float = 60.0) -> tuple[KvEvent, ...]:
+        """The events that make what can be hit now out of nothing, as of a moment between two steps.
+
+        All events before that moment have been given to `on_events`, none after it. Empty when the engine is over.
+        Raises TimeoutError if a step lasts longer. Not from the engine thread.
+        """
+        answer: Future[tuple[KvEvent, ...]] = Future()
+        if not self._inbox.ask(lambda: answer.set_result(self._scheduler.events.snapshot())):
+            return ()
+        return answer.result(timeout_s)
+
+    def resend_events(self) -> None:
+        """Let `on_events` hear `AllBlocksCleared` and then all that can be hit, soon, in its place among the others."""
+        self._inbox.ask(self._scheduler.events.resend)
+
     def stop(self, grace_s: float = 0.0) -> bool:
         """Drain, give open requests `grace_s` to end, abort the rest, end the thread and close the runner.
 
-        False if the thread is stuck in a step and had to be left behind. May be repeated. Not from the engine thread.
+        A paused engine gives no grace: nothing would end. False if the thread is stuck in a step and had to be left
+        behind. May be repeated. Not from the engine thread.
         """
         self._inbox.drain()
-        if self._thread.is_alive():
+        if self._thread.is_alive() and not self._inbox.is_paused:
             self._inbox.await_empty(grace_s)
         is_first = not self._inbox.is_stopping
         self._inbox.stop()
@@ -137,18 +175,21 @@ class Engine:
 
     def _run(self) -> None:
         try:
-            while self._inbox.await_work(lambda: self._scheduler.has_work):
+            while self._inbox.await_work(lambda: self._scheduler.has_work or self._scheduler.has_upkeep):
                 self._turn()
         finally:
             self._close()
 
     def _turn(self) -> None:
-        """Take the inbox, make one step."""
+        """Take the inbox, make one step unless paused, tell what became of the cache."""
         self._guarded(self._take_inbox)
-        self._guarded(self._step)
+        if self._inbox.may_step:
+            self._guarded(self._step)
+        self._guarded(self._tell_events)
+        self._guarded(self._run_errands)
         if self._checks_when_idle and not self._scheduler.has_work:
             self._guarded(self._scheduler.check_integrity)
-        self._publish_load()
+        self._meter.refresh(self._scheduler.statistics())
 
     def _take_inbox(self) -> None:
         for message in self._inbox.take():
@@ -161,23 +202,44 @@ class Engine:
             self._inbox.mark_seen(message.request)
 
     def _step(self) -> None:
-        plan = self._scheduler.schedule(self._clock(), self._cost())
+        cost = self._meter.cost
+        plan = self._scheduler.schedule(self._clock(), cost) or self._scheduler.plan_upkeep(cost)
         if plan is None:
             return
-        self._publish_load()
+        self._meter.refresh(self._scheduler.statistics())
         started = self._clock()
         self._plan, self._step_started = plan, started
-        logits = self._runner.execute(plan)
-        sampled = sample(logits, self._scheduler.sampling_sequences(plan), self._scheduler.settings.eos_ids)
+        decoded = self._decode(plan)
         now = self._clock()
         self._plan, self._step_started = None, None
         record = StepRecord(plan, self._scheduler.outlook(plan), now - started)
-        deltas = self._scheduler.complete(plan, sampled, now)
+        deltas = self._scheduler.complete(plan, decoded, now)
         self._faults_in_row = 0
-        self._count_step(record)
+        self._meter.count_step(record)
         self._deliver(deltas)
         if self._on_step is not None:
-            self._call(self._on_step, record)
+            self._callbacks.call(self._on_step, record)
+
+    def _decode(self, plan: StepPlan) -> list[Decoded]:
+        """Run a step: the tokens of each of its sampling rows."""
+        rows = self._scheduler.sampling_rows(plan)
+        pending = self._masks.start(rows)
+        try:
+            logits = self._runner.execute(plan)
+        finally:
+            masks = pending.wait()  # whatever happened: nobody else may touch their states until then
+        return decode(logits, rows, masks, self._scheduler.settings.eos_ids)
+
+    def _tell_events(self) -> None:
+        if self._on_events is not None:
+            events = self._scheduler.take_events()
+            if events:
+                self._callbacks.call(self._on_events, events)
+
+    def _run_errands(self, *, is_last: bool = False) -> None:
+        for errand in self._inbox.take_errands(is_last=is_last):
+            self._callbacks.call(errand)
+            self._tell_events()
 
     def _guarded(self, work: Callable[[], None]) -> None:
         """Do `work`; if it breaks, fail what the fault hit, forget all KV and go on with the rest.
@@ -193,8 +255,8 @@ class Engine:
     def _recover(self, error: Exception) -> None:
         plan, self._plan, self._step_started = self._plan, None, None
         self._faults_in_row += 1
-        self._load = replace(self._load, faults=self._load.faults + 1)
-        self._report(error)
+        self._meter.count_fault()
+        self._callbacks.report(error)
         if plan is not None:
             self._deliver(self._scheduler.fail(plan, _FAULT_SENTENCE))
         else:
@@ -205,57 +267,13 @@ class Engine:
     def _deliver(self, deltas: Iterable[SequenceDelta]) -> None:
         for delta in deltas:
             receiver = self._inbox.receiver(delta.request_id, is_last=delta.finish_reason is not None)
-            if receiver is not None and not self._call(receiver, delta):
+            if receiver is not None and not self._callbacks.call(receiver, delta):
                 self._inbox.abort(delta.request_id)
-
-    def _call(self, callback: Callable[..., None], *args: object) -> bool:
-        """Call somebody else's code; False if it raised. It must not take the engine down."""
-        try:
-            callback(*args)
-        except Exception as error:  # noqa: BLE001 - such as a receiver whose event loop is gone
-            self._report(error)
-            return False
-        return True
-
-    def _report(self, error: Exception) -> None:
-        if self._on_fault is not None:
-            with contextlib.suppress(Exception):
-                self._on_fault(error)
 
     def _end_all(self, reason: FinishReason, error: str = "") -> None:
         """A last delta for whoever is still owed one, whether or not the scheduler has heard of it."""
         ids = self._inbox.drop_messages()
         self._deliver(SequenceDelta(id_, (), 0, 0, 0, finish_reason=reason, error=error) for id_ in ids)
-
-    def _publish_load(self) -> None:
-        now = self._scheduler.statistics()
-        self._load = replace(
-            self._load,
-            running=now.running,
-            waiting=now.waiting,
-            running_by_lane=now.running_by_lane,
-            waiting_by_lane=now.waiting_by_lane,
-            kv_used_ratio=now.used_blocks / now.num_blocks,
-            kv_cached_ratio=now.cached_blocks / now.num_blocks,
-            prefix_query_tokens=now.prompt_tokens,
-            prefix_hit_tokens=now.cached_tokens,
-            generation_tokens=now.generation_tokens,
-            preemptions=now.preemptions,
-            bulk_rows_left_out=now.bulk_rows_left_out,
-            bulk_lifts=now.bulk_lifts,
-            evictions=now.evictions,
-        )
-
-    def _cost(self) -> StepCost:
-        return self._fitter.cost if self._fitter is not None else StepCost()
-
-    def _count_step(self, record: StepRecord) -> None:
-        """Learn from a step."""
-        plan, seconds, before = record.plan, record.seconds, self._load.step_s
-        if self._fitter is not None:
-            self._fitter.observe(plan.num_decode_rows, plan.num_prefill_tokens, seconds)
-        step_s = before + _SMOOTHING * (seconds - before) if before else seconds
-        self._load = replace(self._load, step_s=step_s, step_cost=self._cost(), num_steps=plan.number)
 
     def _close(self) -> None:
         """End in the engine thread, or in the caller's if it was never started."""
@@ -267,18 +285,8 @@ class Engine:
             else:
                 self._end_all(FinishReason.ERROR, "The engine has broken down.")
         finally:
-            self._publish_load()
+            self._callbacks.call(self._tell_events)
+            self._run_errands(is_last=True)
+            self._meter.refresh(self._scheduler.statistics())
+            self._masks.close()
             self._runner.close()
-
-
-def _check_fit(runner: Runner, scheduler: Scheduler) -> None:
-    """Raise ValueError if the scheduler would plan steps that the runner cannot do."""
-    settings = scheduler.settings
-    for name, wanted, offered in (
-        ("max_seqs", settings.max_seqs, runner.num_slots),
-        ("kv_tokens", settings.kv_tokens, runner.kv_tokens),
-        ("max_step_tokens", settings.max_step_tokens, runner.max_step_tokens),
-        ("max_resident", scheduler.num_slots, runner.num_slots),
-    ):
-        if wanted > offered:
-            raise ValueError(f"{name} is {wanted}, but the runner offers {offered}")

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 
-from engines.core.eviction import EvictionOrder
-from engines.core.plan import Fork, Truncate
+from engines.core.eviction import EvictionOrder, EvictionPolicy
+from engines.core.plan import Fork, MemoryOperation, Truncate
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,12 +31,16 @@ class Opened:
 
 
 class SlotHolders:
-    """The slots of one runner. Used from one thread; operations gather until `take_operations`."""
+    """The slots of one runner. Used from one thread; `operations` gather until they are taken.
+
+    Whoever adds operations of other kinds adds them there, so that all of them stay in order.
+    """
 
     def __init__(self, num_slots: int, block_size: int = 16) -> None:
         self.num_slots = num_slots
         self.block_size = block_size
-        self._operations: list[Fork | Truncate] = []
+        self.operations: list[MemoryOperation] = []
+        self.policy = EvictionPolicy.LRU  # of retained slots; heeded from the next `clear` on
         self.clear()
 
     def __repr__(self) -> str:
@@ -47,16 +51,45 @@ class SlotHolders:
         """Every slot is free and empty: the runner has forgotten everything too."""
         self._free = list(reversed(range(self.num_slots)))
         self._paths: list[list[int]] = [[] for _ in range(self.num_slots)]
-        self._retained = EvictionOrder()
+        self._retained = EvictionOrder(self.policy, capacity=self.num_slots)
         self._is_urgent = [False] * self.num_slots
+        self._num_uses = [0] * self.num_slots  # sequences that have sat in it or were forked from it since it was free
         self._slots_of: dict[int, set[int]] = {}
-        self._operations.clear()
+        self.operations.clear()
 
-    def take_operations(self) -> tuple[Fork | Truncate, ...]:
+    def take_operations(self) -> tuple[MemoryOperation, ...]:
         """What the device must do before the next rows, in order; handed out once."""
-        operations = tuple(self._operations)
-        self._operations.clear()
+        operations = tuple(self.operations)
+        self.operations.clear()
         return operations
+
+    @property
+    def num_free(self) -> int:
+        """Slots that hold nothing."""
+        return len(self._free)
+
+    def retained(self) -> tuple[int, ...]:
+        """Slots of sequences that are over, in the order in which they would give themselves up."""
+        return tuple(self._retained)
+
+    def path_of(self, slot: int) -> tuple[int, ...]:
+        """The cached blocks at the front of a slot."""
+        return tuple(self._paths[slot])
+
+    def slot_with(self, block: int) -> int:
+        """A slot that holds this cached block, hence all before it."""
+        return min(self._slots_of[block])
+
+    def num_only_in(self, slot: int) -> int:
+        """How many blocks of the slot's path no other slot holds: what is lost if it gives itself up."""
+        return sum(len(self._slots_of[block]) == 1 for block in self._paths[slot])
+
+    def next_to_go(self, path: Sequence[int] = ()) -> int | None:
+        """The retained slot that would give itself up if `open(path)` were called; None if none would."""
+        source = self._best_source(path)
+        if self._free or (source is not None and self._is_all_of(source, path)):
+            return None
+        return next((slot for slot in self._retained if slot != source), source)
 
     def open(self, path: Sequence[int], *, is_urgent: bool) -> Opened:
         """A slot that holds `path`, which some slot holds (or which is empty), for a sequence to go on from there.
@@ -67,11 +100,12 @@ class SlotHolders:
         """
         opened = self._open(path)
         self._is_urgent[opened.slot] |= is_urgent
+        self._num_uses[opened.slot] += 1
         return opened
 
     def _open(self, path: Sequence[int]) -> Opened:
         source = self._best_source(path)
-        if source is not None and source in self._retained and len(self._paths[source]) == len(path):
+        if source is not None and self._is_all_of(source, path):
             self._retained.remove(source)
             return Opened(source, ())
         dropped: tuple[int, ...] = ()
@@ -85,18 +119,24 @@ class SlotHolders:
             dropped = self._free_up(victim)
         slot = self._free.pop()
         if source is not None:
-            self._operations.append(Fork(source, slot, len(path) * self.block_size))
+            self.operations.append(Fork(source, slot, len(path) * self.block_size))
             for block in path:
                 self.extend(slot, block)
+            self._num_uses[source] += 1
             if source in self._retained:
                 self._retained.remove(source)
-                self._retained.add(source, is_urgent=self._is_urgent[source])
+                self._retain(source)
         return Opened(slot, dropped)
 
     def extend(self, slot: int, block: int) -> None:
         """The sequence in `slot` has published its next block."""
         self._paths[slot].append(block)
         self._slots_of.setdefault(block, set()).add(slot)
+
+    def shorten(self, slot: int, num_tokens: int) -> None:
+        """The sequence in `slot` goes on behind its first `num_tokens`, which include its path."""
+        assert num_tokens >= len(self._paths[slot]) * self.block_size, f"slot {slot} is cut inside its path"
+        self.operations.append(Truncate(slot, num_tokens))
 
     def retain(self, slot: int) -> None:
         """The sequence in `slot` is over: keep what can be hit and only this slot holds, else free the slot."""
@@ -105,7 +145,7 @@ class SlotHolders:
             self._free_up(slot)
         else:
             self._truncate(slot, len(path))
-            self._retained.add(slot, is_urgent=self._is_urgent[slot])
+            self._retain(slot)
 
     def evict(self, block: int) -> tuple[int, ...]:
         """The pool has evicted `block`: nobody keeps it. Returns further cached blocks that no slot holds any more."""
@@ -145,6 +185,13 @@ class SlotHolders:
         exact = (slot for slot in holders if slot in self._retained and len(self._paths[slot]) == len(path))
         return next(exact, min(holders))
 
+    def _is_all_of(self, slot: int, path: Sequence[int]) -> bool:
+        """Whether a retained slot holds `path`, which it begins with, and nothing else."""
+        return slot in self._retained and len(self._paths[slot]) == len(path)
+
+    def _retain(self, slot: int) -> None:
+        self._retained.add(slot, self._num_uses[slot], is_urgent=self._is_urgent[slot])
+
     def _is_redundant(self, slot: int) -> bool:
         return len(self._slots_of[self._paths[slot][-1]]) > 1
 
@@ -153,6 +200,7 @@ class SlotHolders:
         if slot in self._retained:
             self._retained.remove(slot)
         self._is_urgent[slot] = False
+        self._num_uses[slot] = 0
         self._free.append(slot)
         return dropped
 
@@ -182,10 +230,10 @@ class SlotHolders:
         self._is_urgent[heir] = True
         if heir in self._retained:
             self._retained.remove(heir)
-            self._retained.add(heir, is_urgent=True)
+            self._retain(heir)
 
     def _truncate(self, slot: int, num_blocks: int) -> None:
-        last = self._operations[-1] if self._operations else None
+        last = self.operations[-1] if self.operations else None
         if isinstance(last, Truncate) and last.slot == slot:
-            self._operations.pop()  # a slot losing block after block is told once
-        self._operations.append(Truncate(slot, num_blocks * self.block_size))
+            self.operations.pop()  # a slot losing block after block is told once
+        self.operations.append(Truncate(slot, num_blocks * self.block_size))

@@ -27,7 +27,10 @@ class Abortion:
 
 
 class Inbox:
-    """Messages in order, and a receiver for each open request. Bounded by twice `max_waiting` and the seats."""
+    """Messages in order, and a receiver for each open request. Bounded by twice `max_waiting` and the seats.
+
+    Besides errands: calls that the engine thread makes for others between steps.
+    """
 
     def __init__(self, max_waiting: int) -> None:
         self._max_waiting = max_waiting
@@ -35,8 +38,12 @@ class Inbox:
         self._messages: list[Submission | Abortion] = []
         self._receivers: dict[str, Deliver] = {}
         self._unseen: Counter[Lane] = Counter()
+        self._errands: list[Callable[[], None]] = []
         self._is_draining = False
         self._is_stopping = False
+        self._is_paused = False
+        self._is_over = False
+        self._may_step = False  # the engine thread is, or may be, in a turn that makes a step
 
     @property
     def num_open(self) -> int:
@@ -57,6 +64,16 @@ class Inbox:
     def is_stopping(self) -> bool:
         """Whether the engine thread is to end."""
         return self._is_stopping
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether no steps are to be made."""
+        return self._is_paused
+
+    @property
+    def may_step(self) -> bool:
+        """Whether the turn for which `await_work` returned may make a step."""
+        return self._may_step
 
     def submit(self, request: GenerateRequest, deliver: Deliver, num_new: Callable[[Lane], int]) -> Refusal | None:
         """Accept a request, or say why not.
@@ -118,10 +135,44 @@ class Inbox:
             return list(self._receivers)
 
     def await_work(self, has_work: Callable[[], bool]) -> bool:
-        """Wait, without spinning, for a message, work or the end; False when the engine is to stop."""
+        """Wait, without spinning, for a message, work or the end; False when the engine is to stop.
+
+        While paused, work alone does not count, and the turn that follows makes no step.
+        """
         with self._changed:
-            self._changed.wait_for(lambda: bool(self._messages) or self._is_stopping or has_work())
+            self._may_step = False
+            self._changed.notify_all()
+            self._changed.wait_for(lambda: self._is_asked or (not self._is_paused and has_work()))
+            self._may_step = not self._is_paused
             return not self._is_stopping
+
+    def ask(self, errand: Callable[[], None]) -> bool:
+        """Let the engine thread call this between steps, soon; False if it is over."""
+        with self._changed:
+            if self._is_over:
+                return False
+            self._errands.append(errand)
+            self._changed.notify_all()
+            return True
+
+    def take_errands(self, *, is_last: bool = False) -> list[Callable[[], None]]:
+        """What is to be called, in order. `is_last`: nobody will take any more."""
+        with self._changed:
+            errands, self._errands = self._errands, []
+            self._is_over |= is_last
+            return errands
+
+    def pause(self, timeout_s: float) -> bool:
+        """No steps from now on; whether none is being made any more, waiting for that for `timeout_s`."""
+        with self._changed:
+            self._is_paused = True
+            return self._changed.wait_for(lambda: not self._may_step, timeout=timeout_s)
+
+    def resume(self) -> None:
+        """Steps again."""
+        with self._changed:
+            self._is_paused = False
+            self._changed.notify_all()
 
     def drain(self) -> None:
         """Refuse new requests from now on."""
@@ -139,6 +190,10 @@ class Inbox:
             self._is_draining = True
             self._is_stopping = True
             self._changed.notify_all()
+
+    @property
+    def _is_asked(self) -> bool:
+        return bool(self._messages) or bool(self._errands) or self._is_stopping
 
     def _num_waiting(self, lane: Lane, num_new: Callable[[Lane], int]) -> int:
         """Requests for a first seat, seen or not, that share the bound with this lane."""

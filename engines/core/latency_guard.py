@@ -5,6 +5,7 @@ is a *row*, the tokens of one that computes several are *prefill tokens*. Intera
 With a model that knows nothing (all zero) every step takes no time, hence nothing gives way.
 """
 
+import math
 from dataclasses import dataclass
 
 from engines.step_cost import StepCost
@@ -14,6 +15,9 @@ from engines.step_cost import StepCost
 _BULK_STEP_S, _BULK_STEP_BASES = 0.03, 3.0
 # Prompts beside urgent decodes: shorter steps would be more steps, and more gaps would be long; measured likewise.
 _PROMPT_STEP_S, _PROMPT_STEP_BASES, _PROMPT_GROWTH = 0.05, 4.0, 2.0
+# Drafts of one urgent sequence make others wait, who get nothing for it; chosen.
+_DRAFT_GROWTH = 1.5
+_SAVE_SHARE = 0.25  # of the time that prompts, or bulk alone, may have in a step; chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,17 +64,25 @@ class StepCounts:
             return StepCounts(self.rows + 1, self.prefill_tokens)
         return StepCounts(self.rows, self.prefill_tokens + num_tokens)
 
+    def plus_rows(self, num_rows: int) -> "StepCounts":
+        """With so many more rows: sequences that decode, or drafts of those."""
+        return StepCounts(self.rows + num_rows, self.prefill_tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class LatencyGuard:
-    """The settings applied to what a step is believed to cost now."""
+    """The settings applied to what a step is believed to cost now.
+
+    `copy_s`: seconds that copies to and from host memory take in this step, whatever else is in it.
+    """
 
     settings: LatencySettings
     cost: StepCost
+    copy_s: float = 0.0
 
     def seconds(self, counts: StepCounts) -> float:
         """Modelled duration of a step."""
-        return self.cost.seconds(counts.rows, counts.prefill_tokens)
+        return self.copy_s + self.cost.seconds(counts.rows, counts.prefill_tokens)
 
     def objective_s(self, urgent: StepCounts) -> float | None:
         """The most that a step with these urgent ones may take with bulk; None, no bound, if there are none.
@@ -83,6 +95,12 @@ class LatencyGuard:
         if urgent.prefill_tokens > 0:
             return alone_s
         return self.settings.bulk_growth * alone_s if self.settings.itl_p95_s is None else self.settings.itl_p95_s
+
+    def draft_step_s(self, decoding: StepCounts) -> float:
+        """The longest that drafts may make a step in which these urgent sequences decode; no bound for one alone."""
+        if self.settings.itl_p95_s is not None:
+            return self.settings.itl_p95_s
+        return math.inf if decoding.rows <= 1 else _DRAFT_GROWTH * self.seconds(decoding)
 
     def bulk_step_s(self) -> float:
         """The longest step, decodes apart, while only bulk is there: whoever arrives meanwhile waits it out."""
@@ -102,11 +120,30 @@ class LatencyGuard:
         """
         if decoding.rows == 0:
             return most
-        limit_s = self.settings.itl_p95_s
-        if limit_s is None:
-            by_device = max(_PROMPT_STEP_S, _PROMPT_STEP_BASES * self.cost.base_s)
-            limit_s = max(by_device, _PROMPT_GROWTH * self.seconds(decoding))
+        limit_s = self._prompt_step_s(decoding)
         return min(most, max(self.settings.min_chunk_tokens, self.tokens_within(limit_s, decoding, most)))
+
+    def save_s(self, num_decoding: int, *, has_prompts: bool) -> float:
+        """How long saves to host memory may take in a step in which so many urgent sequences decode.
+
+        `has_prompts`: urgent ones are there too, or wait. A share of what prompts may add to the step, which have so
+        much less of it. Decodes alone have no time to give, unless `itl_p95_s` leaves some. Without urgent ones a share
+        of bulk's step.
+        """
+        if self.cost == StepCost():
+            return math.inf
+        decoding = StepCounts(num_decoding)
+        if not num_decoding and not has_prompts:
+            return _SAVE_SHARE * self.bulk_step_s()
+        limit_s = self._prompt_step_s(decoding) if has_prompts else self.settings.itl_p95_s or 0.0
+        return _SAVE_SHARE * max(0.0, limit_s - self.seconds(decoding))
+
+    def _prompt_step_s(self, decoding: StepCounts) -> float:
+        """The longest step with urgent prompts beside urgent decodes."""
+        if self.settings.itl_p95_s is not None:
+            return self.settings.itl_p95_s
+        by_device = max(_PROMPT_STEP_S, _PROMPT_STEP_BASES * self.cost.base_s)
+        return max(by_device, _PROMPT_GROWTH * self.cost.seconds(decoding.rows, decoding.prefill_tokens))
 
     def tokens_within(self, limit_s: float, counts: StepCounts, most: int) -> int:
         """How many tokens of one more sequence, 0 to `most`, keep a step that holds `counts` within `limit_s`."""

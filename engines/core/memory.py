@@ -1,7 +1,8 @@
 """A sequence's KV: what it hits at admission, what it gets, what it gives back. Pure accounting, one step at a time.
 
 Joins the block pool with the slots, in both styles: with `SlotHolders` the device shares cells by slot and is told so
-by operations; without, it pages by the block table of each row and a slot is a bare number.
+by operations; without, it pages by the block table of each row and a slot is a bare number. Joins both with the host
+tier, and keeps the log of what can be hit where.
 """
 
 from collections.abc import Iterable
@@ -9,8 +10,13 @@ from enum import Enum
 
 from engines.core.admission import SchedulerSettings
 from engines.core.blocks import BlockPool, PoolStatistics, extend_hashes
+from engines.core.claims import PrefixClaims
+from engines.core.event_log import KvEventLog
+from engines.core.events import Medium
 from engines.core.holders import SlotHolders
-from engines.core.plan import Fork, Truncate
+from engines.core.host_copies import HostCopies, HostHit
+from engines.core.host_tier import HostStatistics, HostTier
+from engines.core.plan import MemoryOperation
 from engines.core.sequence import Sequence
 
 
@@ -32,52 +38,69 @@ class KvMemory:
             raise ValueError(f"{settings.max_seqs} seats, but {holders.num_slots} slots")
         self._settings = settings
         self._holders = holders
+        self._operations: list[MemoryOperation] = []
+        if holders is not None:
+            holders.policy = settings.eviction
+            self._operations = holders.operations  # one list, so that operations of both stay in order
+        self.events = KvEventLog(settings.block_size)
+        self._host = HostTier(settings.host, settings.block_size, self.events, settings.eviction)
         self.num_slots = settings.num_resident if holders is None else min(settings.num_resident, holders.num_slots)
         self.reset()
 
     def reset(self) -> None:
         """Start anew, with nothing held and nothing cached, whatever state this was in."""
-        self._pool = BlockPool(self._settings.num_blocks)
+        settings = self._settings
+        self._pool = BlockPool(settings.num_blocks, settings.eviction, self._note_lost)
         self._free_slots = list(reversed(range(self.num_slots)))
-        # Full blocks that a running sequence is about to compute, so that others wait for them (see `place`).
-        self._claims: dict[bytes, Sequence] = {}
+        self._claims = PrefixClaims()
+        self._operations.clear()
         if self._holders is not None:
             self._holders.clear()
+        self._host.clear()
+        self.copies = HostCopies(self._pool, self._holders, self._host, settings.block_size, self._operations)
+        self.events.cleared()
 
     def statistics(self) -> PoolStatistics:
         """How many blocks are in which state."""
         return self._pool.statistics()
 
-    def take_operations(self) -> tuple[Fork | Truncate, ...]:
-        """What the device must do before the next rows."""
-        return self._holders.take_operations() if self._holders is not None else ()
+    def host_statistics(self) -> HostStatistics:
+        """What is kept in host memory."""
+        return self._host.statistics()
+
+    def take_operations(self) -> tuple[MemoryOperation, ...]:
+        """What the device must do before the next rows; handed out once."""
+        operations = tuple(self._operations)
+        self._operations.clear()
+        return operations
 
     def place(self, sequence: Sequence, keep_free: int) -> Placement:
         """Give the sequence a slot, its prefix hit and blocks for all its tokens, leaving `keep_free` blocks free.
 
         At least the last token is left to compute, since its logits are wanted. A sequence waits for a prefix that
-        another, of no lower lane, is computing: the work is done once. It cannot wait in vain: a claim ends when its
-        block is published or its owner leaves its seat, and an owner gets tokens in every step that has any over.
+        another, of no lower lane, is computing: the work is done once (claims.py).
         """
-        if self._is_claimed(sequence.awaited_hash, sequence):
+        if self._claims.must_wait(sequence, sequence.awaited_hash):
             return Placement.AWAITS_PREFIX
         size = self._settings.block_size
         extend_hashes(sequence.hashes, sequence.tokens, size, sequence.request.salt)
         hittable = sequence.hashes[: (len(sequence.tokens) - 1) // size]
         path = self._pool.match(hittable)
-        sequence.awaited_hash = hittable[len(path)] if len(path) < len(hittable) else None
-        if self._is_claimed(sequence.awaited_hash, sequence):
+        num_blocks = self._num_blocks(len(sequence.tokens))
+        hit = self.copies.find(hittable, len(path), num_blocks)
+        if hit is not None and num_blocks > self._pool.num_free - keep_free:
+            hit = None
+        num_hit = len(path) if hit is None else hit.num_blocks
+        sequence.awaited_hash = hittable[num_hit] if num_hit < len(hittable) else None
+        if self._claims.must_wait(sequence, sequence.awaited_hash):
             return Placement.AWAITS_PREFIX
-        num_missing = self._num_blocks(len(sequence.tokens)) - len(path)
-        if num_missing > self._pool.num_free - self._pool.num_free_in(path) - keep_free:
+        if hit is not None:
+            self._restore(sequence, hit, num_blocks)
+        elif num_blocks - len(path) > self._pool.num_free - self._pool.num_free_in(path) - keep_free:
             return Placement.NO_ROOM
-        self._pool.share(path, is_urgent=sequence.request.is_urgent)
-        sequence.slot = self._open_slot(sequence, path)
-        sequence.blocks = list(path)
-        sequence.num_published = len(path)
-        sequence.num_computed = len(path) * size
-        assert self._allocate(sequence, num_missing), "the blocks counted as free are not"
-        self._claim(sequence)
+        else:
+            self._share(sequence, path, num_blocks)
+        self._claims.claim(sequence)
         return Placement.PLACED
 
     def has_room_without(self, victims: Iterable[Sequence], sequence: Sequence, keep_free: int) -> bool:
@@ -89,10 +112,21 @@ class KvMemory:
         num_freed = self._pool.num_freed_by((victim.blocks for victim in victims), path)
         return self._num_blocks(len(sequence.tokens)) - len(path) <= num_free + num_freed - keep_free
 
-    def grow(self, sequence: Sequence) -> bool:
-        """Blocks for all the tokens of a seated sequence; False, changing nothing, if there are none."""
-        num_missing = self._num_blocks(len(sequence.tokens)) - len(sequence.blocks)
+    def grow(self, sequence: Sequence, num_drafts: int = 0) -> bool:
+        """Blocks for all the tokens of a seated sequence, and drafts; False, changing nothing, if there are none."""
+        num_missing = self._num_blocks(len(sequence.tokens) + num_drafts) - len(sequence.blocks)
         return num_missing == 0 or self._allocate(sequence, num_missing)
+
+    def take_back_drafts(self, sequence: Sequence) -> None:
+        """Let go of cells and blocks of drafts that did not hold: the device computed more than `num_computed`."""
+        assert sequence.slot is not None, f"sequence {sequence.id} had drafts without a slot"
+        if self._holders is not None:
+            self._holders.shorten(sequence.slot, sequence.num_computed)
+        num_blocks = self._num_blocks(len(sequence.tokens))
+        if len(sequence.blocks) > num_blocks:
+            self.copies.note_change()
+            self._pool.release(sequence.blocks[num_blocks:])
+            del sequence.blocks[num_blocks:]
 
     def publish(self, sequence: Sequence) -> None:
         """Let others hit the sequence's full computed blocks."""
@@ -100,19 +134,24 @@ class KvMemory:
         if num_full == sequence.num_published:
             return
         extend_hashes(sequence.hashes, sequence.tokens, self._settings.block_size, sequence.request.salt)
-        for index in range(sequence.num_published, num_full):
-            block, digest = sequence.blocks[index], sequence.hashes[index]
-            self._pool.publish(block, digest, sequence.blocks[index - 1] if index else None)
+        first, size = sequence.num_published, self._settings.block_size
+        for index in range(first, num_full):
+            block = sequence.blocks[index]
+            self._pool.publish(block, sequence.hashes[index], sequence.blocks[index - 1] if index else None)
             if self._holders is not None and sequence.slot is not None:
                 self._holders.extend(sequence.slot, block)
-            self._unclaim(sequence, digest)
+        hashes = sequence.hashes[first:num_full]
+        self._claims.end(sequence, hashes)
+        parent = sequence.hashes[first - 1] if first else None
+        tokens = sequence.tokens[first * size : num_full * size]
+        self.events.stored(Medium.DEVICE, hashes, parent, tokens, sequence.request.salt)
         sequence.num_published = num_full
 
     def release(self, sequence: Sequence) -> None:
         """Take slot and blocks back; what was published can still be hit."""
         assert sequence.slot is not None, f"sequence {sequence.id} is released without a slot"
-        for digest in sequence.hashes[sequence.num_published :]:
-            self._unclaim(sequence, digest)
+        self._claims.end(sequence, sequence.hashes[sequence.num_published :])
+        self.copies.note_change()
         self._pool.release(sequence.blocks)
         if self._holders is not None:
             self._holders.retain(sequence.slot)
@@ -133,7 +172,9 @@ class KvMemory:
         """Raise AssertionError unless blocks, slots and claims are exactly those of these sequences."""
         seated = list(seated)
         self._pool.check_integrity([sequence.blocks for sequence in seated])
-        assert all(owner in seated for owner in self._claims.values()), "a claim outlives its owner's seat"
+        assert self._pool.num_copies() == self.events.copies(Medium.DEVICE), "cached blocks and announced ones differ"
+        self._host.check_integrity()
+        self._claims.check_integrity(seated)
         slots = [sequence.slot for sequence in seated if sequence.slot is not None]
         assert len(slots) == len(seated), "a seated sequence has no slot"
         if self._holders is not None:
@@ -145,34 +186,44 @@ class KvMemory:
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self._settings.block_size)
 
+    def _share(self, sequence: Sequence, path: tuple[int, ...], num_blocks: int) -> None:
+        """Seat the sequence on what the device has of it."""
+        self._pool.share(path, is_urgent=sequence.request.is_urgent)
+        sequence.slot = self._open_slot(sequence, path)
+        sequence.blocks = list(path)
+        sequence.num_published = len(path)
+        sequence.num_computed = len(path) * self._settings.block_size
+        assert self._allocate(sequence, num_blocks - len(path)), "the blocks counted as free are not"
+
+    def _restore(self, sequence: Sequence, hit: HostHit, num_blocks: int) -> None:
+        """Seat the sequence on a copy of what the host has of it; others can hit that from now on."""
+        self.copies.hold(hit)
+        sequence.slot = self._open_slot(sequence, ())
+        assert self._allocate(sequence, num_blocks), "the blocks counted as free are not"
+        self.copies.hold(None)
+        self.copies.restore(hit, sequence.slot, sequence.blocks, is_urgent=sequence.request.is_urgent)
+        sequence.num_computed = hit.num_blocks * self._settings.block_size
+        self.publish(sequence)
+
     def _open_slot(self, sequence: Sequence, path: tuple[int, ...]) -> int:
         if self._holders is None:
             return self._free_slots.pop()
+        self.copies.save_before_opening(path)
         opened = self._holders.open(path, is_urgent=sequence.request.is_urgent)
         self._pool.forget(opened.dropped)
         return opened.slot
 
     def _allocate(self, sequence: Sequence, num_blocks: int) -> bool:
-        allocation = self._pool.allocate(num_blocks, is_urgent=sequence.request.is_urgent)
-        if allocation is None:
+        if num_blocks > self._pool.num_free:
             return False
+        self.copies.save_before_eviction(num_blocks)
+        allocation = self._pool.allocate(num_blocks, is_urgent=sequence.request.is_urgent)
+        assert allocation is not None, "the blocks counted as free are not"
         sequence.blocks.extend(allocation.blocks)
         if self._holders is not None:
             for block in allocation.evicted:
                 self._pool.forget(self._holders.evict(block))
         return True
 
-    def _claim(self, sequence: Sequence) -> None:
-        for digest in sequence.hashes[sequence.num_published :]:
-            owner = self._claims.get(digest)
-            if owner is None or owner.request.lane.rank > sequence.request.lane.rank:
-                self._claims[digest] = sequence
-
-    def _unclaim(self, sequence: Sequence, digest: bytes) -> None:
-        if self._claims.get(digest) is sequence:
-            del self._claims[digest]
-
-    def _is_claimed(self, digest: bytes | None, sequence: Sequence) -> bool:
-        """Whether a sequence of no lower lane is computing this block. Waiting for a lower lane could take long."""
-        owner = self._claims.get(digest) if digest is not None else None
-        return owner is not None and owner.request.lane.rank <= sequence.request.lane.rank
+    def _note_lost(self, digest: bytes) -> None:
+        self.events.removed(Medium.DEVICE, digest)

@@ -1,19 +1,19 @@
 """Tokens from logits, in numpy.
 
-The order is a contract with users: (1) logprobs are taken from the raw float32 logits; (2) end and stop tokens are
-barred until `min_tokens`; (3) logit bias; (4) repetition penalty over prompt and output, then frequency and presence
-penalties over output; (5) temperature 0 takes the best token; (6) temperature; (7) top-k; (8) top-p among those left;
-(9) min-p; (10) one draw. The draw's random number depends on seed and position only, so a request that was preempted
-or batched with others draws the same. Parameters are believed here; the worker has checked them.
+The order is a contract with users: (1) logprobs are taken from the raw float32 logits; (2) what the grammar does not
+allow is barred; (3) end and stop tokens are barred until `min_tokens`; (4) logit bias; (5) repetition penalty over
+prompt and output, then frequency and presence penalties over output; (6) temperature 0 takes the best token; (7)
+temperature; (8) top-k; (9) top-p among those left; (10) min-p; (11) one draw. The draw's random number depends on seed
+and position only, so a request that was preempted, batched with others or drafted ahead draws the same. Parameters are
+believed here; the worker has checked them.
 """
 
-from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from engines.core.plan import EngineFault, Logits
+from engines.core.grammar import GrammarFault, Mask
 from engines.core.sequence import SamplingParams, Sequence, TokenLogprob
 
 Vector = npt.NDArray[np.float32]
@@ -30,60 +30,92 @@ class Sampled:
     logprob: TokenLogprob | None = None
 
 
-def sample(logits: Logits, sequences: SequenceOf[Sequence], eos_ids: frozenset[int]) -> list[Sampled]:
-    """One token for each row of `logits` ((n, vocab) float32, not changed) by its sequence's sampling parameters.
+@dataclass(frozen=True, slots=True)
+class SamplingRow:
+    """A sequence that wants a token, and guesses at its next tokens, each of which has logits behind it."""
 
-    Raises `EngineFault` if a row holds no finite maximum: the device computed nonsense.
+    sequence: Sequence
+    drafts: tuple[int, ...] = ()
+
+    def after(self, num_drafts: int) -> "SamplingRow":
+        """The same with the drafts that come before the position behind `num_drafts` of them."""
+        return self if num_drafts == len(self.drafts) else SamplingRow(self.sequence, self.drafts[:num_drafts])
+
+    @property
+    def num_output(self) -> int:
+        """Output tokens, drafts included."""
+        return self.sequence.num_output + len(self.drafts)
+
+    @property
+    def position(self) -> int:
+        """Tokens, drafts included: where the next one stands."""
+        return len(self.sequence.tokens) + len(self.drafts)
+
+    def tokens(self, start: int = 0) -> Tokens:
+        """Tokens from `start` on, drafts included."""
+        return np.array(self.sequence.tokens[start:] + list(self.drafts), dtype=np.intp)
+
+
+def sample_token(row: Vector, best: int, context: SamplingRow, mask: Mask | None, eos_ids: frozenset[int]) -> Sampled:
+    """The token after `context` (all of its drafts taken for real), by its sequence's sampling parameters.
+
+    `row`: (vocab,) float32, not changed, with its maximum at `best`. `mask`: the tokens that a grammar allows. Raises
+    `GrammarFault` if the model gives all of those no chance.
     """
-    assert len(logits) == len(sequences), "a row of logits for each sampling sequence"
-    if not sequences:
-        return []
-    # Greedy and untouched rows, the common case of batch work, need this one call and no copy. NaN wins an argmax.
-    best = logits.argmax(axis=1)
-    if not np.isfinite(logits[np.arange(len(best)), best]).all():
-        raise EngineFault("the logits are not numbers")
-    return [
-        _sample_row(row, int(token), sequence, eos_ids)
-        for row, token, sequence in zip(logits, best, sequences, strict=True)
-    ]
-
-
-def _sample_row(row: Vector, best: int, sequence: Sequence, eos_ids: frozenset[int]) -> Sampled:
-    params = sequence.request.sampling
-    adjusted = _adjust(row, sequence, eos_ids)
+    params = context.sequence.request.sampling
+    adjusted = _adjust(row, context, mask, eos_ids)
     if params.temperature == 0:
         token = best if adjusted is row else int(adjusted.argmax())
     else:
-        token = _draw(adjusted, params, _uniform(sequence.seed, len(sequence.tokens)))
+        token = _draw(adjusted, params, _uniform(context.sequence.seed, context.position))
     logprob = _logprob(row, token, params.logprobs) if params.logprobs is not None else None
     return Sampled(token, logprob)
 
 
-def _adjust(row: Vector, sequence: Sequence, eos_ids: frozenset[int]) -> Vector:
-    """Steps 2 to 4: the row itself if none applies, else a changed copy."""
-    params = sequence.request.sampling
-    bars_end = sequence.num_output < params.min_tokens
+def _adjust(row: Vector, context: SamplingRow, mask: Mask | None, eos_ids: frozenset[int]) -> Vector:
+    """Steps 2 to 5: the row itself if none applies, else a changed copy."""
+    params = context.sequence.request.sampling
+    bars_end = context.num_output < params.min_tokens
     penalises_output = params.frequency_penalty != 0 or params.presence_penalty != 0
-    if not (bars_end or params.logit_bias or penalises_output or params.repetition_penalty != 1):
-        return row
-    adjusted = row.copy()
+    if mask is None:
+        if not (bars_end or params.logit_bias or penalises_output or params.repetition_penalty != 1):
+            return row
+        adjusted = row.copy()
+    else:
+        adjusted = _masked(row, mask)
     if bars_end:
-        adjusted[sorted(eos_ids | params.stop_token_ids)] = -np.inf
+        _bar(adjusted, sorted(eos_ids | params.stop_token_ids), is_masked=mask is not None)
     for token, bias in params.logit_bias:
         adjusted[token] += bias
     if params.repetition_penalty != 1:
-        seen = np.unique(np.array(sequence.tokens, dtype=np.intp))
+        seen = np.unique(context.tokens())
         values = adjusted[seen]
         adjusted[seen] = np.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
-    if penalises_output and sequence.num_output:
-        output = np.array(sequence.tokens[sequence.num_prompt :], dtype=np.intp)
-        seen, counts = np.unique(output, return_counts=True)
+    if penalises_output and context.num_output:
+        seen, counts = np.unique(context.tokens(context.sequence.num_prompt), return_counts=True)
         adjusted[seen] -= params.frequency_penalty * counts.astype(np.float32) + params.presence_penalty
     return adjusted
 
 
+def _masked(row: Vector, mask: Mask) -> Vector:
+    """A copy in which only what the mask allows has a chance."""
+    allowed = np.unpackbits(mask.view(np.uint8), count=len(row), bitorder="little").view(np.bool_)
+    masked = np.where(allowed, row, np.float32(-np.inf))
+    if masked.max() == -np.inf:
+        raise GrammarFault("The model can write nothing that the grammar allows here.")
+    return masked
+
+
+def _bar(row: Vector, tokens: list[int], *, is_masked: bool) -> None:
+    """Give `tokens` no chance, unless a grammar allows nothing else: then it ends although it is early."""
+    before = row[tokens]
+    row[tokens] = -np.inf
+    if is_masked and row.max() == -np.inf:
+        row[tokens] = before
+
+
 def _draw(row: Vector, params: SamplingParams, uniform: float) -> int:
-    """Steps 6 to 10: a token by inverse distribution function at `uniform`, in [0, 1)."""
+    """Steps 7 to 11: a token by inverse distribution function at `uniform`, in [0, 1)."""
     with np.errstate(over="ignore"):  # a tiny temperature sends all but the best to -inf, as it should
         scaled = (row - row.max()) / np.float32(params.temperature)
     tokens: Tokens | None = None

@@ -8,22 +8,29 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 
 from engines.core.admission import Refusal, RefusalReason, SchedulerSettings, check_size, open_sequence, queue_full
+from engines.core.booking import book
 from engines.core.budget import StepBudget
+from engines.core.bulk_patience import BulkPatience
 from engines.core.composition import compose
-from engines.core.delta import delta_of
+from engines.core.decoding import Decoded
+from engines.core.delta import delta_of, end_of
+from engines.core.drafting import Drafter
+from engines.core.event_log import KvEventLog
+from engines.core.events import KvEvent
 from engines.core.holders import SlotHolders
 from engines.core.latency_guard import LatencyGuard
 from engines.core.load import LaneCounts, SchedulerStatistics
 from engines.core.outlook import StepOutlook
-from engines.core.plan import StepPlan
+from engines.core.plan import Row, StepPlan
 from engines.core.queue import OrderedSequences
-from engines.core.sampling import Sampled
+from engines.core.sampling import SamplingRow
 from engines.core.seats import Seats
 from engines.core.sequence import FinishReason, GenerateRequest, Sequence, SequenceDelta, SequenceState
 from engines.step_cost import StepCost
 from policies.lane import Lane
 
 _UNKNOWN_COST = StepCost()
+_UPKEEP_S = 0.1  # of a step without rows, made when nothing is open: whoever arrives waits it out; chosen
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +56,8 @@ class Scheduler:
         self._num_added = 0
         self._num_steps = 0
         self._generation_tokens = 0
-        self._bulk_rows_left_out = self._bulk_lifts = 0
-        self._bulk_out_since: float | None = None  # since when no step had bulk in it, though there was some
+        self._drafter = Drafter(settings, self._seats.memory.grow)
+        self._bulk_patience = BulkPatience(settings.latency.bulk_patience_s)
 
     def __repr__(self) -> str:
         running, waiting = len(self._seats.running), len(self._seats.waiting)
@@ -60,6 +67,11 @@ class Scheduler:
     def has_work(self) -> bool:
         """Whether any sequence is open."""
         return bool(self._open)
+
+    @property
+    def has_upkeep(self) -> bool:
+        """Whether `plan_upkeep` may have something to do."""
+        return not self._open and self._seats.memory.copies.has_more_ahead
 
     def num_new_beside(self, lane: Lane) -> int:
         """Requests that wait for their first seat, urgent or bulk as this lane is: what `max_waiting` bounds."""
@@ -88,9 +100,21 @@ class Scheduler:
             cached_tokens=seats.cached_tokens,
             generation_tokens=self._generation_tokens,
             preemptions=seats.preemptions,
-            bulk_rows_left_out=self._bulk_rows_left_out,
-            bulk_lifts=self._bulk_lifts,
+            bulk_rows_left_out=self._bulk_patience.num_left_out,
+            bulk_lifts=self._bulk_patience.num_lifts,
+            drafted_tokens=self._drafter.num_drafted,
+            accepted_tokens=self._drafter.num_accepted,
+            host=seats.memory.host_statistics(),
         )
+
+    @property
+    def events(self) -> KvEventLog:
+        """What can be hit in which medium, and what became of it."""
+        return self._seats.memory.events
+
+    def take_events(self) -> tuple[KvEvent, ...]:
+        """KV events since the last call, in order; none unless `events.gather` was called."""
+        return self.events.take()
 
     def add(self, request: GenerateRequest, now: float) -> Refusal | None:
         """Let a request wait for a seat; a `Refusal`, and nothing changed, if it can never fit or not be taken now.
@@ -119,12 +143,12 @@ class Scheduler:
         if sequence.is_in_step:
             sequence.is_aborting = True
             return None
-        return self._finish(sequence, FinishReason.ABORT)
+        return self._end(sequence, FinishReason.ABORT)
 
     def abort_all(self) -> list[SequenceDelta]:
         """End everything open with ABORT. Between steps only."""
         assert self._step is None, "everything is aborted in mid-step"
-        return [self._finish(sequence, FinishReason.ABORT) for sequence in tuple(self._open.values())]
+        return [self._end(sequence, FinishReason.ABORT) for sequence in tuple(self._open.values())]
 
     def schedule(self, now: float, cost: StepCost = _UNKNOWN_COST) -> StepPlan | None:
         """The next step, or None when no sequence is open. Exactly one of complete and fail must follow a plan.
@@ -136,7 +160,7 @@ class Scheduler:
             return None
         settings, seats = self.settings, self._seats
         budget = StepBudget(LatencyGuard(settings.latency, cost), settings.max_step_tokens, settings.max_seqs)
-        compose(budget, seats, is_bulk_overdue=self._is_bulk_overdue(now))
+        compose(budget, seats, self._drafter, is_bulk_overdue=self._bulk_patience.is_overdue(now))
         assert budget.grants, "sequences are open, but none can go on"
         self._num_steps += 1
         rows = tuple(grant.row() for grant in budget.grants)
@@ -146,37 +170,58 @@ class Scheduler:
         for sequence in self._step.sequences:
             sequence.is_in_step = True
             sequence.last_step = plan.number
-        self._note_bulk(budget, outlook, now)
+        is_there = bool(seats.running.num_in(Lane.BULK) or seats.waiting.num_in(Lane.BULK))
+        self._bulk_patience.note(outlook, now, is_in_step=budget.has_bulk, is_there=is_there)
+        return plan
+
+    def plan_upkeep(self, cost: StepCost = _UNKNOWN_COST) -> StepPlan | None:
+        """A step without rows that saves what will soon be evicted; None if there is nothing to do.
+
+        Only while no sequence is open. `complete` or `fail` must follow, as after `schedule`.
+        """
+        assert self._step is None, "a step is planned while another runs"
+        copies = self._seats.memory.copies
+        copies.allow(_UPKEEP_S)
+        if self._open or not copies.save_ahead():
+            return None
+        self._num_steps += 1
+        plan = StepPlan(self._num_steps, self._seats.memory.take_operations(), ())
+        outlook = StepOutlook((), cost, copies.take_spent_s(), 0.0, None, 0, is_lifted=False)
+        self._step = _Step(plan, [], outlook)
         return plan
 
     def outlook(self, plan: StepPlan) -> StepOutlook:
         """What was thought of the step being run when it was planned."""
         return self._running_step(plan).outlook
 
-    def sampling_sequences(self, plan: StepPlan) -> list[Sequence]:
-        """The sequences of the plan's sampling rows, in order (for the sampler, which must not change them)."""
+    def sampling_rows(self, plan: StepPlan) -> list[SamplingRow]:
+        """The sequences of the plan's sampling rows, in order, with their drafts. The sampler only reads them."""
         sequences = self._running_step(plan).sequences
-        return [sequence for row, sequence in zip(plan.rows, sequences, strict=True) if row.samples]
+        return [
+            SamplingRow(sequence, row.drafts) for row, sequence in zip(plan.rows, sequences, strict=True) if row.samples
+        ]
 
-    def complete(self, plan: StepPlan, sampled: SequenceOf[Sampled], now: float) -> list[SequenceDelta]:  # noqa: ARG002
+    def complete(self, plan: StepPlan, decoded: SequenceOf[Decoded], now: float) -> list[SequenceDelta]:  # noqa: ARG002
         """Book a finished step: one delta for each sequence that got a token or ended.
 
-        `sampled` comes in the order of sampling rows.
+        `decoded` comes in the order of sampling rows.
         """
         sequences = self._running_step(plan).sequences
-        assert len(sampled) == sum(row.samples for row in plan.rows), "a token for each sampling row"
+        assert len(decoded) == sum(row.samples for row in plan.rows), "tokens for each sampling row"
         self._step = None
-        tokens = iter(sampled)
+        tokens = iter(decoded)
         deltas = []
         for row, sequence in zip(plan.rows, sequences, strict=True):
             sequence.is_in_step = False
-            sequence.num_computed += len(row.tokens)
-            self._seats.memory.publish(sequence)
-            token = next(tokens) if row.samples else None
+            yielded = next(tokens) if row.samples else None
+            booked = book(sequence, yielded, self.settings.eos_ids) if yielded and not sequence.is_aborting else None
+            self._note_computed(sequence, row, len(booked.sampled) if booked is not None else 0)
             if sequence.is_aborting:
-                deltas.append(self._finish(sequence, FinishReason.ABORT))
-            elif token is not None:
-                deltas.append(self._append(sequence, token))
+                deltas.append(self._end(sequence, FinishReason.ABORT))
+            elif booked is not None:
+                if booked.reason is not None:
+                    self._close(sequence)
+                deltas.append(delta_of(sequence, booked))
         return deltas
 
     def fail(self, plan: StepPlan, error: str) -> list[SequenceDelta]:
@@ -191,7 +236,7 @@ class Scheduler:
         for sequence in lost:
             sequence.is_in_step = False
             reason = FinishReason.ABORT if sequence.is_aborting else FinishReason.ERROR
-            deltas.append(self._finish(sequence, reason, "" if sequence.is_aborting else error))
+            deltas.append(self._end(sequence, reason, "" if sequence.is_aborting else error))
         for sequence in seated:
             if sequence.state is SequenceState.RUNNING:
                 self._seats.unseat(sequence)
@@ -206,7 +251,7 @@ class Scheduler:
         for sequence in lost:
             self._seats.memory.forget(sequence)
             sequence.move(SequenceState.FINISHED)
-        return [delta_of(sequence, None, FinishReason.ERROR, error) for sequence in lost]
+        return [end_of(sequence, FinishReason.ERROR, error) for sequence in lost]
 
     def check_integrity(self) -> None:
         """Raise AssertionError unless seats, queue, blocks and slots agree. Between steps only."""
@@ -216,38 +261,25 @@ class Scheduler:
         assert all(self._open.get(sequence.id) is sequence for sequence in sequences), "queued but not open"
         assert len(self._open) == len(sequences), "an open sequence is in no collection"
 
-    def _is_bulk_overdue(self, now: float) -> bool:
-        since = self._bulk_out_since
-        return since is not None and now - since >= self.settings.latency.bulk_patience_s
+    def _note_computed(self, sequence: Sequence, row: Row, num_new: int) -> None:
+        """The row's KV is there, but for drafts that did not hold: its token and `num_new` - 1 drafts stay."""
+        num_drafts = len(row.drafts)
+        num_held = max(0, num_new - 1)
+        sequence.num_computed += len(row.tokens) - num_drafts + num_held
+        self._generation_tokens += num_new
+        if num_drafts:
+            self._drafter.learn(sequence, num_drafts, num_held)
+        if num_held < num_drafts:
+            self._seats.memory.take_back_drafts(sequence)
+        self._seats.memory.publish(sequence)
 
-    def _note_bulk(self, budget: StepBudget, outlook: StepOutlook, now: float) -> None:
-        """Remember what became of bulk in this step."""
-        self._bulk_rows_left_out += outlook.bulk_left_out
-        self._bulk_lifts += outlook.is_lifted
-        has_bulk = self._seats.running.num_in(Lane.BULK) or self._seats.waiting.num_in(Lane.BULK)
-        if budget.has_bulk or not has_bulk:
-            self._bulk_out_since = None
-        elif self._bulk_out_since is None:
-            self._bulk_out_since = now
+    def _end(self, sequence: Sequence, reason: FinishReason, error: str = "") -> SequenceDelta:
+        self._close(sequence)
+        return end_of(sequence, reason, error)
 
-    def _append(self, sequence: Sequence, sampled: Sampled) -> SequenceDelta:
-        """Append a token; the sequence ends if it is an end or stop token or the last one allowed."""
-        sequence.tokens.append(sampled.token)
-        self._generation_tokens += 1
-        sampling = sequence.request.sampling
-        is_eos = sampled.token in self.settings.eos_ids and not sampling.ignore_eos
-        if is_eos or sampled.token in sampling.stop_token_ids:
-            return self._finish(sequence, FinishReason.STOP, sampled=sampled)
-        if len(sequence.tokens) >= sequence.max_length:
-            return self._finish(sequence, FinishReason.LENGTH, sampled=sampled)
-        return delta_of(sequence, sampled)
-
-    def _finish(
-        self, sequence: Sequence, reason: FinishReason, error: str = "", sampled: Sampled | None = None
-    ) -> SequenceDelta:
+    def _close(self, sequence: Sequence) -> None:
         self._seats.remove(sequence)
         del self._open[sequence.id]
-        return delta_of(sequence, sampled, reason, error)
 
     def _running_step(self, plan: StepPlan) -> _Step:
         assert self._step is not None, "no step is running"

@@ -64,6 +64,16 @@ class Seats:
                 self._preempt(self._least_deserving())
         return self.preemptions == before
 
+    def urgent_demand(self) -> tuple[int, bool]:
+        """How many urgent sequences decode, and whether there are urgent prompts, seated or waiting."""
+        num_urgent = len(self.running) - self.running.num_in(Lane.BULK)
+        num_decoding = sum(
+            sequence.is_decoding
+            for lane in (Lane.INTERACTIVE, Lane.STANDARD)
+            for sequence in self.running.in_lane(lane)
+        )
+        return num_decoding, num_decoding < num_urgent or len(self.waiting) > self.waiting.num_in(Lane.BULK)
+
     def seat(self, sequence: Sequence) -> Placement:
         """Seat a waiting sequence if it can be; an urgent one may cost bulk ones their seats."""
         if not self._may_sit(sequence):

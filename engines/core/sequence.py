@@ -6,6 +6,8 @@ Knows tokens, never text; no clock, no device. A `Sequence` is changed by the sc
 from dataclasses import dataclass, field
 from enum import Enum
 
+from engines.core.grammar import Grammar, GrammarState
+from engines.core.speculation import Speculation
 from policies.lane import Lane
 
 
@@ -41,6 +43,7 @@ class GenerateRequest:
 
     `id` is unique among open requests. `prompt` is not empty. `priority`: lower is served first, inside its lane.
     `salt` separates caches: sequences of different salts never share a KV cell. `arrival`: monotonic seconds.
+    `grammar`: what the output must follow; where it can go no further, the sequence ends.
     """
 
     id: str
@@ -50,6 +53,7 @@ class GenerateRequest:
     priority: int = 0
     salt: str = ""
     arrival: float = 0.0
+    grammar: Grammar | None = None
 
     @property
     def is_urgent(self) -> bool:
@@ -58,7 +62,10 @@ class GenerateRequest:
 
 
 class FinishReason(Enum):
-    """Why a sequence ended. STOP: an end or stop token. LENGTH: `max_tokens` or the context is used up."""
+    """Why a sequence ended.
+
+    STOP: an end or stop token, or the end of its grammar. LENGTH: `max_tokens` or the context is used up.
+    """
 
     STOP = "stop"
     LENGTH = "length"
@@ -79,8 +86,9 @@ class TokenLogprob:
 class SequenceDelta:
     """What one step brought to one sequence. The last one of a sequence, and only that, has a `finish_reason`.
 
-    `token_ids`: new output tokens. An end or stop token that ended the sequence is the last of them and is repeated in
-    `stop_token`, so that it is counted but its text can be left out. `logprobs`: one a token if asked for, else None.
+    `token_ids`: new output tokens, several where drafts held. An end or stop token that ended the sequence is the last
+    of them and is repeated in `stop_token`, so that it is counted but its text can be left out. `logprobs`: one a token
+    if asked for, else None.
     `cached_tokens`: prompt tokens taken from the cache at first admission (0 until then); recomputing after a
     preemption does not change it. `num_output`: output tokens so far, these included. `error`: a sentence, with ERROR.
     """
@@ -124,7 +132,8 @@ class Sequence:
     `num_computed` <= len(tokens): leading tokens whose KV exists (or is shared). `blocks` cover at least those;
     `hashes` are the chained digests of the leading full blocks of `tokens`; the first `num_published` blocks may be
     hit by others. `max_length`: tokens at which it ends with LENGTH. `seed`: resolved. `order`: smaller goes first;
-    its head is the lane's rank. `last_step`: number of the last step it had a row in.
+    its head is the lane's rank. `last_step`: number of the last step it had a row in. `grammar`: as far as the output
+    has come in it. `speculation`: once it has been drafted for.
     """
 
     request: GenerateRequest
@@ -144,6 +153,8 @@ class Sequence:
     is_in_step: bool = False
     is_aborting: bool = False
     awaited_hash: bytes | None = None
+    grammar: GrammarState | None = None
+    speculation: Speculation | None = None
 
     @property
     def id(self) -> str:

@@ -5,12 +5,12 @@ position changes the output. A prompt that contains `[[say TEXT]]` is answered w
 """
 
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import numpy.typing as npt
 
-from engines.core.plan import EngineFault, Logits, StepPlan
+from engines.core.plan import EngineFault, Logits, Row, StepPlan
 from engines.fake.cells import Cells, Ints, PagedCells, SlotCells
 from engines.fake.model import FIRST_WORD, IM_END, IM_START, SCRIPT_CLOSE, SCRIPT_OPEN, VOCAB_SIZE, WORDS
 from engines.step_cost import StepCost
@@ -52,10 +52,13 @@ class FakeRunner:
         eos_every: int = 97,
         failing_steps: frozenset[int] = frozenset(),
         stalls: Mapping[int, float] | None = None,
+        host_bytes_per_token: int = 0,
     ) -> None:
         self.num_slots = num_slots
         self.kv_tokens = kv_tokens
         self.max_step_tokens = max_step_tokens
+        self.max_samples = max_step_tokens
+        self.host_bytes_per_token = host_bytes_per_token
         self.is_closed = False
         self._pages_by = pages_by
         self._cost = cost if cost is not None else StepCost()
@@ -66,17 +69,26 @@ class FakeRunner:
         self._cells = self._new_cells()
 
     @property
+    def num_host_tokens(self) -> int:
+        """Tokens saved in host memory, all handles together."""
+        return self._cells.host.num_tokens
+
+    def kv_state(self) -> object:
+        """All KV, device and host: equal for two runners that hold the same."""
+        return self._cells.contents(), self._cells.host.contents()
+
+    @property
     def num_used_cells(self) -> int | None:
         """Distinct cells held by slots; None when paged, where the scheduler alone knows."""
         return self._cells.num_used if isinstance(self._cells, SlotCells) else None
 
     def execute(self, plan: StepPlan) -> Logits:
-        """Logits, (number of sampling rows, 512) float32.
+        """Logits, (plan.num_samples, 512) float32.
 
         Raises `EngineFault` in the steps scripted to fail and for plans that no device could do.
         """
         self._check(plan)
-        seconds = self._cost.seconds(plan.num_decode_rows, plan.num_prefill_tokens)
+        seconds = self._cost.seconds(plan.num_decode_rows, plan.num_prefill_tokens) if plan.rows else 0.0
         self._sleep(seconds + self._stalls.get(plan.number, 0))
         if plan.number in self._failing_steps:
             raise EngineFault(f"step {plan.number} was scripted to fail")
@@ -84,7 +96,7 @@ class FakeRunner:
             self._cells.apply(operation)
         for row in plan.rows:
             self._cells.write(row)
-        rows = [self._logits(self._cells.visible(row)) for row in plan.rows if row.samples]
+        rows = [self._logits(seen) for row in plan.rows for seen in self._seen(row)]
         return np.stack(rows) if rows else np.zeros((0, VOCAB_SIZE), dtype=np.float32)
 
     def clear(self) -> None:
@@ -94,6 +106,14 @@ class FakeRunner:
     def close(self) -> None:
         """Refuse further steps. May be repeated."""
         self.is_closed = True
+
+    def _seen(self, row: Row) -> Iterator[Ints]:
+        """What each of the row's sampling positions sees."""
+        if not row.samples:
+            return
+        visible = self._cells.visible(row)
+        for end in range(len(visible) - row.num_samples + 1, len(visible) + 1):
+            yield visible[:end]
 
     def _new_cells(self) -> Cells:
         if self._pages_by is None:

@@ -33,18 +33,18 @@ class StepBatch:
         self.struct.logits = ffi.from_buffer("int8_t *", self.wants_logits)
 
     def fill(self, rows: Sequence[Row]) -> int:
-        """Write `rows`, not empty, one after the other; the number of those that sample."""
+        """Write `rows`, not empty, one after the other; the number of tokens whose logits are wanted."""
         num_rows = len(rows)
         lengths = np.fromiter((len(row.tokens) for row in rows), np.int32, num_rows)
         ends = np.cumsum(lengths, dtype=np.int32)
         total = int(ends[-1])
         starts = np.fromiter((row.start for row in rows), np.int32, num_rows)
         slots = np.fromiter((row.slot for row in rows), np.int32, num_rows)
-        samples = np.fromiter((row.samples for row in rows), np.bool_, num_rows)
+        num_samples = np.fromiter((row.num_samples for row in rows), np.int32, num_rows)
         self.tokens[:total] = np.fromiter(chain.from_iterable(row.tokens for row in rows), np.int32, total)
-        self.positions[:total] = np.arange(total, dtype=np.int32) + np.repeat(starts - (ends - lengths), lengths)
+        indices = np.arange(total, dtype=np.int32)
+        self.positions[:total] = indices + np.repeat(starts - (ends - lengths), lengths)
         self.slots[:total] = np.repeat(slots, lengths)
-        self.wants_logits[:total] = 0
-        self.wants_logits[ends[samples] - 1] = 1
+        self.wants_logits[:total] = indices >= np.repeat(ends - num_samples, lengths)
         self.struct.n_tokens = total
-        return int(samples.sum())
+        return int(num_samples.sum())

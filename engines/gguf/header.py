@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-Scalar = int | float | bool | str
+from engines.gguf.metadata_rules import Scalar, metadata_fault
 
 _MAGIC = b"GGUF"
 _VERSIONS = (2, 3)
@@ -22,20 +22,11 @@ _MAX_KEYS = 1 << 16
 _MAX_NAME_BYTES = 1 << 10
 _MAX_DIMENSIONS = 4
 
-# A size beyond these makes llama.cpp divide by zero, or assert (more layers than LLAMA_MAX_LAYERS).
-_DIMENSIONS = {
-    "block_count": 512,
-    "context_length": 1 << 28,
-    "embedding_length": 1 << 20,
-    "feed_forward_length": 1 << 24,
-    "attention.head_count": 1 << 12,
-    "attention.head_count_kv": 1 << 12,
-    "vocab_size": 1 << 24,
-}
-
 _STRING, _ARRAY = 8, 9
 _SCALARS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
 _FORMATS = {kind: struct.Struct("<" + letter) for kind, letter in _SCALARS.items()}
+_TOKENS = "tokenizer.ggml.tokens"
+_TOKEN_TYPES, _BYTE_TOKEN, _INT32 = "tokenizer.ggml.token_type", 6, (4, 5)
 _U32, _U64 = struct.Struct("<I"), struct.Struct("<Q")
 
 # Tensor type: (elements a block, bytes a block). A type not listed is left to the library.
@@ -79,6 +70,22 @@ class GgufHeader:
             return None
         return 2 * layers * kv_heads * (key + value)
 
+    @property
+    def num_layers(self) -> int | None:
+        """How many layers the file says it has."""
+        return self._size("block_count")
+
+    @property
+    def pooling(self) -> int | None:
+        """How an embedding model joins its tokens' vectors (llama_pooling_type), None for a model that has no way."""
+        value = self.metadata.get(f"{self.architecture}.pooling_type")
+        return value if isinstance(value, int) and value > 0 else None
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether a token sees only what stands before it, as a model that generates must."""
+        return self.metadata.get(f"{self.architecture}.attention.causal", True) is not False
+
     def _size(self, name: str, default: int | None = None) -> int | None:
         key = f"{self.architecture}.{name}"
         value = self.metadata.get(key, default)
@@ -112,6 +119,7 @@ class _Cursor:
         self._content = content
         self._end = len(content)
         self._at = len(_MAGIC)
+        self._has_bytes = False
 
     def header(self) -> GgufHeader:
         version = self._u32()
@@ -128,22 +136,17 @@ class _Cursor:
                 array_lengths[key] = self._skip_array(key)
             else:
                 metadata[key] = self._scalar(key, kind)
-        if not metadata.get("general.architecture"):
-            raise self._broken("it does not say which architecture it holds")
-        self._check_dimensions(metadata)
+        wrong = metadata_fault(metadata, array_lengths)
+        if wrong:
+            raise self._broken(wrong)
+        if self._has_bytes and metadata.get("tokenizer.ggml.model") == "bert":
+            raise self._broken("its vocabulary has tokens for bytes, which one of whole words cannot have")
         self._check_tensors(num_tensors, metadata.get("general.alignment", 32))
         return GgufHeader(version, metadata, array_lengths, num_tensors, self._end)
 
-    def _check_dimensions(self, metadata: dict[str, Scalar]) -> None:
-        for name, most in _DIMENSIONS.items():
-            key = f"{metadata['general.architecture']}.{name}"
-            value = metadata.get(key, 1)
-            if not isinstance(value, int) or not 1 <= value <= most:
-                raise self._broken(f"its {key} is {value!r}")
-
     def _check_tensors(self, num_tensors: int, alignment: Scalar) -> None:
-        if not isinstance(alignment, int) or not 1 <= alignment <= 1 << 20 or alignment & (alignment - 1):
-            raise self._broken(f"its alignment is {alignment!r}, which is no power of two")
+        if not isinstance(alignment, int) or not 8 <= alignment <= 1 << 20 or alignment & (alignment - 1):
+            raise self._broken(f"its alignment is {alignment!r}, which is no power of two from 8 on")
         last = 0
         for _ in range(num_tensors):
             name = self._string("a tensor name", _MAX_NAME_BYTES)
@@ -184,12 +187,35 @@ class _Cursor:
         if kind == _STRING:
             if length > self._end // 8:
                 raise self._broken(f"the list {key!r} is longer than the file")
+            start = self._at
             self._skip_strings(length)
+            if key == _TOKENS:
+                self._check_tokens(start, length)
         elif kind in _FORMATS:
-            self._step(length * _FORMATS[kind].size)
+            size = length * _FORMATS[kind].size
+            at = self._step(size)
+            if key == _TOKEN_TYPES and kind in _INT32 and self._has_byte_tokens(at, size):
+                self._has_bytes = True
         else:
             raise self._broken(f"the list {key!r} has the unknown type {kind}")
         return length
+
+    def _check_tokens(self, at: int, count: int) -> None:
+        """Raise `ModelFileError` if two tokens are spelled alike, which llama.cpp ends the process for."""
+        content, read, seen = self._content, _U64.unpack_from, set[bytes]()
+        num_empty = 0
+        for _ in range(count):
+            size = read(content, at)[0]
+            at += 8
+            token = content[at : at + size].partition(b"\0")[0]  # a C text ends there
+            num_empty += not token  # these it gives names
+            seen.add(token)
+            at += size
+        if len(seen) - bool(num_empty) != count - num_empty:
+            raise self._broken("its vocabulary has the same token twice")
+
+    def _has_byte_tokens(self, at: int, size: int) -> bool:
+        return _BYTE_TOKEN in struct.unpack_from(f"<{size // 4}i", self._content, at)
 
     def _skip_strings(self, count: int) -> None:
         # A vocabulary and its merges are half a million strings: no call per string here.

@@ -1,9 +1,11 @@
-"""llama.cpp's C library, as the pinned xllamacpp wheel carries it, opened through our own declarations.
+"""llama.cpp's C library: a build of this machine where there is one that fits, else the pinned xllamacpp wheel's.
 
 The wheel's shared object is opened by path; its Python module, and the server inside, are never imported.
-Struct layouts change between builds, so nothing else may be called before `open_library` has checked them.
+Struct layouts change between builds: the wheel is met by llama.cdef, a native build by declarations from its own
+header, and nothing is called before abi.py has checked them.
 """
 
+import dataclasses
 import functools
 import importlib.metadata
 import importlib.util
@@ -11,7 +13,7 @@ import logging
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from importlib import resources
 from pathlib import Path
@@ -19,9 +21,15 @@ from typing import Any
 
 import cffi
 
+from engines.gguf.abi import LibraryMismatch, check_library
+from engines.gguf.declarations import function_names
+from engines.gguf.native import native_folder, open_build
+
 DISTRIBUTION = "xllamacpp"
 PINNED_VERSION = "2026.10.11549"
 MAX_SLOTS = 256  # LLAMA_MAX_SEQ of this build; the function that tells it is not exported
+
+CHOICE_VARIABLE = "WARMLANE_LLAMA_LIBRARY"
 
 LogSink = Callable[[int, str], None]
 """Called with a level of `logging` and one line. It may be called from any thread."""
@@ -29,56 +37,6 @@ LogSink = Callable[[int, str], None]
 _LEVELS = {1: logging.DEBUG, 2: logging.INFO, 3: logging.WARNING, 4: logging.ERROR}
 _CONTINUATION = 5
 _KEPT_ERRORS = 8
-
-_STRUCT_BYTES = {"struct llama_model_params": 80, "struct llama_context_params": 168, "struct llama_batch": 56}
-_MODEL_DEFAULTS = {
-    "n_gpu_layers": -1,
-    "split_mode": 1,
-    "load_mode": -1,
-    "lazy_mode": 1,
-    "main_gpu": 0,
-    "vocab_only": False,
-    "check_tensors": False,
-    "use_extra_bufts": True,
-    "no_host": False,
-    "no_alloc": False,
-    "load_mtp": False,
-}
-_CONTEXT_DEFAULTS = {
-    "n_ctx": 512,
-    "n_batch": 2048,
-    "n_ubatch": 512,
-    "n_seq_max": 1,
-    "n_rs_seq": 0,
-    "n_outputs_max": 0,
-    "n_outputs_max_per_seq": 1,
-    "n_threads": 4,
-    "n_threads_batch": 4,
-    "ctx_type": 0,
-    "rope_scaling_type": -1,
-    "pooling_type": -1,
-    "attention_type": -1,
-    "flash_attn_type": -1,
-    "rope_freq_base": 0.0,
-    "yarn_ext_factor": -1.0,
-    "yarn_orig_ctx": 0,
-    "defrag_thold": -1.0,
-    "type_k": 1,
-    "type_v": 1,
-    "moe_cache_size": 0,
-    "embeddings": False,
-    "offload_kqv": True,
-    "no_perf": True,
-    "op_offload": True,
-    "swa_full": True,
-    "kv_unified": False,
-    "n_samplers": 0,
-}
-
-
-class LibraryMismatch(Exception):
-    """The installed llama.cpp library is not the one our declarations describe."""
-
 
 # The pool of cells for all sequences is larger than the context of one by design; the scheduler keeps each within it.
 _HARMLESS = "possible training context overflow"
@@ -113,47 +71,102 @@ class LogTail:
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """The opened library. `c` holds the functions declared in llama.cdef; `log` collects what it says."""
+    """The opened library. `c` holds the functions of `declarations`; `log` collects what it says.
+
+    `description`: which library it is, for people. `note`: why a native build that is there is not used, or empty.
+    """
 
     ffi: Any
     c: Any
     log: LogTail
     callback: Any  # NOTE: the library calls it for as long as the process lives; it must not be collected
+    declarations: str
+    description: str
+    note: str = ""
 
 
 _opening = threading.Lock()
 
 
-def open_library() -> Library:
-    """The one library of this process (its log and its back end are process-wide in C too).
+def open_library(choice: str = "", folder: Path | None = None) -> Library:
+    """The library of this process, opened once a choice (its log and its back end are process-wide in C too).
 
-    Raises `LibraryMismatch` if the wheel is missing, of another version, or not laid out as declared.
+    `choice`: `wheel`, `native`, `auto` (native where there is one that fits, else the wheel), or a folder with a build
+    of `engines.gguf.native_build`; empty takes `WARMLANE_LLAMA_LIBRARY`, else `auto`. `folder`: of `native`; None is
+    the one in the home folder. Raises `LibraryMismatch` if what was chosen is missing or does not fit.
     """
+    choice = choice or os.environ.get(CHOICE_VARIABLE, "") or "auto"
     with _opening:
-        return _open_once()
+        return _choose(choice, native_folder() if folder is None else folder)
 
 
 @functools.cache
-def _open_once() -> Library:
+def _choose(choice: str, folder: Path) -> Library:
+    if choice == "wheel":
+        return _open_wheel()
+    if choice == "auto":
+        if not folder.is_dir():
+            return _open_wheel()
+        try:
+            return _open_native(folder, needs_pinned=True)
+        except LibraryMismatch as error:
+            return dataclasses.replace(_open_wheel(), note=str(error))
+    if choice != "native" and not Path(choice).expanduser().is_dir():
+        raise LibraryMismatch(
+            f"{CHOICE_VARIABLE} is {choice!r}, which is not auto, wheel, native or a folder that holds a native build."
+        )
+    return _open_native(folder if choice == "native" else Path(choice).expanduser(), needs_pinned=False)
+
+
+def _open_native(folder: Path, *, needs_pinned: bool) -> Library:
+    """A build of this machine. One that is found, not asked for, must be of the pinned version (`needs_pinned`)."""
+    build = open_build(folder)
+    is_pinned = build.manifest.version == PINNED_VERSION
+    if needs_pinned and not is_pinned:
+        raise LibraryMismatch(
+            f"The native build in {folder} is of {build.manifest.source}, not of {DISTRIBUTION} {PINNED_VERSION}; "
+            "run make native again."
+        )
+    if not set(function_names(our_declarations())) <= set(function_names(build.declarations)):
+        raise LibraryMismatch(f"The native build in {folder} was made for an earlier Warmlane; run make native again.")
+    what = f"The native build in {folder}"
+    description = f"native build of {build.manifest.source}"
+    return _open(build.library, build.declarations, what, description, is_pinned=is_pinned)
+
+
+def _open_wheel() -> Library:
     _check_version()
-    ffi: Any = cffi.FFI()
-    ffi.cdef(resources.files(__package__).joinpath("llama.cdef").read_text(encoding="utf-8"))
     path = _shared_object()
+    what = f"The llama.cpp library {path.name}"
+    try:
+        return _open(path, our_declarations(), what, f"wheel {DISTRIBUTION} {PINNED_VERSION}", is_pinned=True)
+    except LibraryMismatch as error:
+        raise LibraryMismatch(f"{error} {_remedy()}") from error
+
+
+def our_declarations() -> str:
+    """llama.cdef: what we use, as it is in the pinned wheel."""
+    return resources.files(__package__).joinpath("llama.cdef").read_text(encoding="utf-8")
+
+
+def _open(path: Path, declarations: str, what: str, description: str, *, is_pinned: bool) -> Library:
+    ffi: Any = cffi.FFI()
+    ffi.cdef(declarations)
     try:
         c = ffi.dlopen(str(path))
-        check_layout(ffi, c)
-    except (OSError, AttributeError) as error:
-        raise LibraryMismatch(f"The llama.cpp library {path.name} cannot be used here: {error}. {_remedy()}") from error
+    except OSError as error:
+        raise LibraryMismatch(f"{what} cannot be used here: {error}.") from error
+    check_library(ffi, c, function_names(our_declarations()), what, is_pinned=is_pinned)
     os.environ.setdefault("GGML_NO_BACKTRACE", "1")  # else a failed assertion in C attaches a debugger, for seconds
     log = LogTail()
 
     def write(level: int, text: Any, _user_data: Any) -> None:
         log.write(level, bytes(ffi.string(text)).decode(errors="replace"))
 
-    callback = ffi.callback("void(int32_t, const char *, void *)", write)
+    callback = ffi.callback(ffi.typeof(c.llama_log_set).args[0], write)
     c.llama_log_set(callback, ffi.NULL)
     c.llama_backend_init()
-    return Library(ffi, c, log, callback)
+    return Library(ffi, c, log, callback, declarations, description)
 
 
 def _check_version() -> None:
@@ -176,26 +189,6 @@ def _shared_object() -> Path:
         if path.suffix in (".so", ".pyd", ".dylib"):
             return path
     raise LibraryMismatch(f"The {DISTRIBUTION} package has no shared library in it. {_remedy()}")
-
-
-def check_layout(ffi: Any, c: Any) -> None:
-    """Raise `LibraryMismatch` unless sizes and default parameters are those our declarations were written for."""
-    for name, size in _STRUCT_BYTES.items():
-        if ffi.sizeof(name) != size:
-            raise LibraryMismatch(f"{name} has {ffi.sizeof(name)} bytes on this machine, not {size}. {_remedy()}")
-    check_defaults("model", c.llama_model_default_params(), _MODEL_DEFAULTS)
-    check_defaults("context", c.llama_context_default_params(), _CONTEXT_DEFAULTS)
-
-
-def check_defaults(kind: str, params: Any, expected: Mapping[str, float]) -> None:
-    """Raise `LibraryMismatch` naming the first default of `params` that differs from `expected`."""
-    for name, value in expected.items():
-        found = getattr(params, name)
-        if found != value:
-            raise LibraryMismatch(
-                f"llama.cpp's {kind} parameters are laid out differently than in {DISTRIBUTION} {PINNED_VERSION}: "
-                f"{name} is {found!r}, not {value!r}. {_remedy()}"
-            )
 
 
 def _remedy() -> str:

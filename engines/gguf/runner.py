@@ -4,18 +4,32 @@ A forked prefix costs no cells and no time: its cells carry both slots' numbers.
 in use, also those of idle slots (measured: 0.4 ms a step for 1,000 idle tokens at batch 1, 3 ms at batch 16).
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import psutil
 
-from engines.core.plan import EngineFault, Fork, Logits, Row, StepPlan, Truncate
+from engines.core.plan import (
+    Discard,
+    EngineFault,
+    Fork,
+    Logits,
+    MemoryOperation,
+    Restore,
+    Row,
+    Save,
+    StepPlan,
+    Truncate,
+)
 from engines.gguf.batch import StepBatch
-from engines.gguf.library import MAX_SLOTS
+from engines.gguf.context import open_context
+from engines.gguf.library import MAX_SLOTS, Library
 from engines.gguf.model import GgufModel
+from engines.gguf.saved import SavedStates
 
 _MAX_UBATCH_TOKENS = 512  # llama.cpp's own default: larger needs more memory and is not faster on a CPU
+_MAX_THREADS = 512  # llama.cpp's
 _ERRORS = {
     1: "found no room for the step's tokens in the KV cache",
     2: "was told to stop in the middle of the step",
@@ -27,7 +41,8 @@ _ERRORS = {
 class RunnerSettings:
     """The sizes of a runner; raises `ValueError` for such as cannot be.
 
-    `num_slots`: 1 to 256. `threads`: for steps of one token; `threads_batch`: for all other steps.
+    `num_slots`: 1 to 256. `threads`: for steps of one token; `threads_batch`: for all other steps. `num_drafts`:
+    tokens of a step whose logits are wanted, besides one for each slot.
     """
 
     num_slots: int
@@ -35,6 +50,7 @@ class RunnerSettings:
     max_step_tokens: int
     threads: int
     threads_batch: int
+    num_drafts: int = 0
 
     def __post_init__(self) -> None:
         if not 1 <= self.num_slots <= MAX_SLOTS:
@@ -46,8 +62,13 @@ class RunnerSettings:
             )
         if self.kv_tokens > 1 << 24:
             raise ValueError(f"{self.kv_tokens} KV tokens are more than any machine holds")
-        if not 1 <= min(self.threads, self.threads_batch) <= max(self.threads, self.threads_batch) <= 512:
-            raise ValueError("a runner has 1 to 512 threads")
+        if not 1 <= min(self.threads, self.threads_batch) <= max(self.threads, self.threads_batch) <= _MAX_THREADS:
+            raise ValueError(f"a runner has 1 to {_MAX_THREADS} threads")
+
+    @property
+    def has_spare(self) -> bool:
+        """Whether a sequence is left over, through which heads of others are saved."""
+        return self.num_slots < MAX_SLOTS
 
 
 class GgufRunner:
@@ -59,28 +80,36 @@ class GgufRunner:
         self._model = model  # NOTE: the weights must outlive the context
         self._context: Any = _open_context(model, settings)
         self._memory: Any = self._library.c.llama_get_memory(self._context)
+        self._saved = SavedStates(self._library, self._context, self._memory, spare=settings.num_slots)
         self._batch = StepBatch(self._library, settings.max_step_tokens)
         self._lengths = [0] * settings.num_slots
-        self._logits: Logits = np.zeros((settings.num_slots, model.vocab_size), np.float32)
+        self.max_samples = settings.num_slots + settings.num_drafts
+        self._logits: Logits = np.zeros((self.max_samples, model.vocab_size), np.float32)
         self._is_faulted = False
         self.vocab_size = model.vocab_size
         self.num_slots = settings.num_slots
         self.max_step_tokens = settings.max_step_tokens
         self.kv_tokens = settings.kv_tokens
+        try:
+            self.host_bytes_per_token = self._measure_saved_token() if settings.has_spare else 0
+        except BaseException:
+            self.close()
+            raise
+
+    @property
+    def library(self) -> Library:
+        """The library that it runs on."""
+        return self._library
 
     def execute(self, plan: StepPlan) -> Logits:
-        """Logits of the sampling rows, (number of them, vocab_size) float32; the next call overwrites them.
+        """Logits, (plan.num_samples, vocab_size) float32, of each row's last tokens; the next call overwrites them.
 
         Raises `EngineFault`; then only `clear` and `close` may follow.
         """
         assert self._context is not None, "the runner is closed"
         assert not self._is_faulted, "the runner failed and was not cleared"
         for operation in plan.memory:
-            match operation:
-                case Fork():
-                    self._fork(operation)
-                case Truncate():
-                    self._truncate(operation)
+            self._move(operation)
         if not plan.rows:
             return self._logits[:0]
         self._check_rows(plan.rows)
@@ -93,13 +122,21 @@ class GgufRunner:
     def clear(self) -> None:
         """Forget all KV, after a fault or not."""
         assert self._context is not None, "the runner is closed"
+        self._saved.clear()
         self._library.c.llama_memory_clear(self._memory, True)
         self._lengths = [0] * self.num_slots
         self._is_faulted = False
 
+    def use_threads(self, single: int, batch: int) -> None:
+        """Compute steps of one token with `single` threads from now on, all others with `batch`; 1 to 512 each."""
+        assert self._context is not None, "the runner is closed"
+        assert 1 <= min(single, batch) <= max(single, batch) <= _MAX_THREADS, f"{single} and {batch} threads"
+        self._library.c.llama_set_n_threads(self._context, single, batch)
+
     def close(self) -> None:
         """Give the context's memory back. Harmless a second time."""
         context, self._context, self._memory = self._context, None, None
+        self._saved.clear()
         if context is not None:
             self._library.ffi.release(context)
 
@@ -107,6 +144,38 @@ class GgufRunner:
         used = sum(length > 0 for length in self._lengths)
         state = "closed" if self._context is None else "faulted" if self._is_faulted else "open"
         return f"<GgufRunner {state}, {used} of {self.num_slots} slots in use, {self.kv_tokens} KV tokens>"
+
+    def _measure_saved_token(self) -> int:
+        """Host bytes of one token more; it depends on the model's layers, and the library alone knows them all."""
+        sizes = []
+        for position in (0, 1):
+            self._batch.fill((Row(0, position, (0,), num_samples=0),))
+            self._decode(0)
+            sizes.append(self._saved.bytes_of(0))
+        self.clear()
+        return sizes[1] - sizes[0]
+
+    def _move(self, operation: MemoryOperation) -> None:
+        match operation:
+            case Fork():
+                self._fork(operation)
+            case Truncate():
+                self._truncate(operation)
+            case Save():
+                self._or_faulted(lambda: self._saved.save(operation, self._lengths[operation.slot]))
+            case Restore():
+                assert self._lengths[operation.slot] == 0, f"slot {operation.slot} is not empty: {operation}"
+                self._or_faulted(lambda: self._saved.restore(operation))
+                self._lengths[operation.slot] = operation.num_tokens
+            case Discard():
+                self._saved.discard(operation)
+
+    def _or_faulted(self, move: Callable[[], None]) -> None:
+        try:
+            move()
+        except EngineFault:
+            self._is_faulted = True
+            raise
 
     def _fork(self, fork: Fork) -> None:
         assert self._lengths[fork.target] == 0, f"slot {fork.target} is not empty: {fork}"
@@ -133,6 +202,8 @@ class GgufRunner:
         num_tokens = sum(len(row.tokens) for row in rows)
         most = min(self.max_step_tokens, self.kv_tokens)
         assert num_tokens <= most, f"{num_tokens} tokens in a step of at most {most}"
+        num_samples = sum(row.num_samples for row in rows)
+        assert num_samples <= self.max_samples, f"{num_samples} logits in a step of at most {self.max_samples}"
 
     def _decode(self, step: int) -> None:
         """Run the filled batch. cffi lets other Python threads run meanwhile."""
@@ -153,30 +224,16 @@ class GgufRunner:
         return rows
 
 
-def _check_memory(model: GgufModel, kv_tokens: int) -> None:
-    """Raise `EngineFault` if the cells cannot fit. The system would grant them and end the process as they fill."""
-    needed, available = (model.kv_token_bytes or 0) * kv_tokens, psutil.virtual_memory().available
-    if needed > available:
-        raise EngineFault(
-            f"{kv_tokens} KV tokens need {needed / 1e9:.1f} GB of memory and {available / 1e9:.1f} GB are available."
-        )
-
-
 def _open_context(model: GgufModel, settings: RunnerSettings) -> Any:
-    _check_memory(model, settings.kv_tokens)
     library = model.library
     params = library.c.llama_context_default_params()
     params.n_ctx = settings.kv_tokens
-    params.n_seq_max = settings.num_slots
+    params.n_seq_max = settings.num_slots + settings.has_spare
     params.n_batch = min(settings.max_step_tokens, settings.kv_tokens)
     params.n_ubatch = min(params.n_batch, _MAX_UBATCH_TOKENS)
-    params.n_outputs_max = settings.num_slots
+    # llama.cpp reserves a row for each sequence, the spare one too.
+    params.n_outputs_max = params.n_seq_max + settings.num_drafts
     params.n_threads = settings.threads
     params.n_threads_batch = settings.threads_batch
     params.kv_unified = True
-    library.log.take_errors()
-    context = library.c.llama_init_from_model(model.pointer, params)
-    if context == library.ffi.NULL:
-        why = library.log.take_errors() or "llama.cpp does not say why"
-        raise EngineFault(f"llama.cpp cannot set up {settings.kv_tokens} KV tokens: {why}.")
-    return library.ffi.gc(context, library.c.llama_free)
+    return open_context(model, params, settings.kv_tokens)

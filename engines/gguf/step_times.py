@@ -36,7 +36,7 @@ def measure_step_cost(runner: Runner, clock: Callable[[], float] = time.perf_cou
 
 
 def _measure(runner: Runner, num_rows: int, num_tokens: int, clock: Callable[[], float]) -> float:
-    rows = tuple(Row(slot, 0, (0,) * num_tokens, samples=True) for slot in range(num_rows))
+    rows = tuple(Row(slot, 0, (0,) * num_tokens, num_samples=1) for slot in range(num_rows))
     started = clock()
     runner.execute(StepPlan(0, (), rows))
     seconds = clock() - started

@@ -7,7 +7,10 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class WorkerSpec:
-    """One worker to start. `path`: its model file, None for an engine without one; `kv_tokens`: of its whole cache."""
+    """One worker to start. `path`: its model file, None for an engine without one; `kv_tokens`: of its whole cache.
+
+    `threads`: at most so many. `home`: the folder with what was built and measured on this machine.
+    """
 
     name: str
     model: str
@@ -17,6 +20,7 @@ class WorkerSpec:
     kv_tokens: int
     threads: int
     labels: tuple[tuple[str, str], ...] = ()
+    home: Path | None = None
 
 
 def worker_command(spec: WorkerSpec, *, drain_s: float, log_level: str, itl_p95_s: float | None = None) -> list[str]:
@@ -36,9 +40,11 @@ def worker_command(spec: WorkerSpec, *, drain_s: float, log_level: str, itl_p95_
         "--drain-s": f"{drain_s:g}",
         "--log-level": log_level,
     }
+    if spec.home is not None:
+        options["--home"] = str(spec.home)
     if spec.path is not None:
         options["--path"] = str(spec.path)
     if itl_p95_s is not None:
         options["--itl-p95-s"] = str(itl_p95_s)
     flat = [word for option in options.items() for word in option]
-    return [sys.executable, "-m", "engines.worker", *flat, "--die-with-parent"]
+    return [sys.executable, "-m", "engines.worker", *flat, "--kv-events", "--die-with-parent"]

@@ -14,13 +14,23 @@ class PromptTokensDetails(Struct):
     cached_tokens: int
 
 
+class CompletionTokensDetails(Struct):
+    """`reasoning_tokens`: output tokens that are not part of the answer proper."""
+
+    reasoning_tokens: int
+
+
 class Usage(Struct):
-    """Tokens of one request, all choices together; a prompt counts once however many choices it has."""
+    """Tokens of one request, all choices together; a prompt counts once however many choices it has.
+
+    `completion_tokens_details`: only where reasoning is told from content.
+    """
 
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails | UnsetType = UNSET
 
 
 class TopLogprob(Struct):
@@ -56,12 +66,30 @@ class CompletionLogprobs(Struct):
     text_offset: list[int]
 
 
-class AssistantMessage(Struct):
-    """The model's message."""
+class CalledFunction(Struct):
+    """A function with its arguments, the text of a JSON object."""
 
-    content: str
+    name: str
+    arguments: str
+
+
+class MessageToolCall(Struct):
+    """One tool call of a whole message."""
+
+    id: str
+    function: CalledFunction
+    type: Literal["function"] = "function"
+
+
+class AssistantMessage(Struct):
+    """The model's message. `content` is null beside tool calls only. Reasoning has both names in use."""
+
+    content: str | None
     role: Literal["assistant"] = "assistant"
     refusal: None = None
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[MessageToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(Struct):
@@ -74,11 +102,30 @@ class ChatChoice(Struct):
     stop_reason: str | int | None
 
 
+class FunctionDelta(Struct, omit_defaults=True):
+    """What a chunk adds to a call's function: its name once, then pieces of its arguments."""
+
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class ToolCallDelta(Struct, omit_defaults=True):
+    """What a chunk adds to one tool call; `id` and `type` come with the name."""
+
+    index: int
+    function: FunctionDelta
+    id: str | UnsetType = UNSET
+    type: str | UnsetType = UNSET
+
+
 class Delta(Struct, omit_defaults=True):
     """What a chunk adds."""
 
     role: str | UnsetType = UNSET
     content: str | UnsetType = UNSET
+    reasoning_content: str | UnsetType = UNSET
+    reasoning: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
 
 
 class ChatChunkChoice(Struct):
@@ -109,6 +156,7 @@ class ChatCompletion(Struct):
     created: int
     model: str
     choices: list[ChatChoice] | list[ChatChunkChoice]
+    system_fingerprint: str
     usage: Usage | UnsetType = UNSET
 
 
@@ -120,4 +168,5 @@ class TextCompletion(Struct):
     created: int
     model: str
     choices: list[CompletionChoice]
+    system_fingerprint: str
     usage: Usage | UnsetType = UNSET

@@ -7,6 +7,7 @@ from starlette.responses import Response
 from starlette.routing import Route
 from starlette.types import ASGIApp
 
+from engines.worker.embeddings import VectorEndpoint, embed, rerank, score
 from engines.worker.errors import ApiError
 from engines.worker.generate import GenerateEndpoint
 from engines.worker.service import Service
@@ -19,6 +20,9 @@ def build_app(service: Service) -> Starlette:
     posts: dict[str, ASGIApp] = {
         "/v1/chat/completions": GenerateEndpoint(service, service.chat),
         "/v1/completions": GenerateEndpoint(service, service.completions),
+        "/v1/embeddings": VectorEndpoint(service, embed),
+        **dict.fromkeys(("/v1/rerank", "/rerank", "/v2/rerank"), VectorEndpoint(service, rerank)),
+        **dict.fromkeys(("/v1/score", "/score"), VectorEndpoint(service, score)),
         "/tokenize": TextEndpoint(service, tokenize),
         "/detokenize": TextEndpoint(service, detokenize),
     }

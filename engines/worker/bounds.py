@@ -48,10 +48,9 @@ _RANGES = {
 }
 
 _REFUSED = (
-    *("structured_outputs", "guided_json", "guided_regex", "guided_choice", "guided_grammar", "allowed_token_ids"),
-    *("bad_words", "prompt_logprobs", "truncate_prompt_tokens", "use_beam_search", "kv_transfer_params"),
-    *("functions", "function_call", "audio", "web_search_options", "chat_template", "chat_template_kwargs"),
-    *("documents", "echo", "suffix", "prompt_embeds"),
+    *("allowed_token_ids", "bad_words", "prompt_logprobs", "truncate_prompt_tokens", "use_beam_search"),
+    *("kv_transfer_params", "functions", "function_call", "audio", "web_search_options", "chat_template"),
+    *("suffix", "prompt_embeds"),
 )
 
 
@@ -117,19 +116,15 @@ def _refuse_unsupported(request: ChatRequest | CompletionRequest) -> None:
     for name in _REFUSED:
         if not _is_absent(getattr(request, name, None)):
             raise unsupported(name)
-    if request.response_format is not None and request.response_format != {"type": "text"}:
-        raise unsupported("response_format")
     if isinstance(request, CompletionRequest):
         if request.best_of not in (None, request.n or 1):
             raise unsupported("best_of")
-        return
-    if request.modalities not in (None, ["text"]):
+        if request.echo and request.logprobs is not None:
+            raise invalid(
+                "echo", "`echo` with `logprobs` is not supported by this worker", code="unsupported_parameter"
+            )
+    elif request.modalities not in (None, ["text"]):
         raise unsupported("modalities")
-    if request.tool_choice in (None, "auto", "none"):
-        if request.tools and request.tool_choice != "none":
-            raise invalid("tools", '`tools` need `tool_choice`: "none": this worker does not read tool calls from text')
-    else:
-        raise unsupported("tool_choice")
 
 
 def _is_absent(value: object) -> bool:

@@ -1,31 +1,16 @@
 """`POST /v1/chat/completions`: messages in, an assistant's message out."""
 
-from collections.abc import Sequence
+from dataclasses import replace
 
-from engines.worker.answers import (
-    AssistantMessage,
-    ChatChoice,
-    ChatChunkChoice,
-    ChatCompletion,
-    ChatLogprobs,
-    Delta,
-    Usage,
-    encode_json,
-)
 from engines.worker.bounds import check_generation
-from engines.worker.choice import Piece
+from engines.worker.chat_writer import ChatWriter
+from engines.worker.constraints import constraint_of
 from engines.worker.decoding import decode_request
-from engines.worker.logprobs import chat_logprobs
+from engines.worker.errors import invalid
+from engines.worker.prompts import ChatExtras, ChatPrompt
 from engines.worker.schema import ChatRequest
-from engines.worker.surface import (
-    AnswerHead,
-    ChoiceWriter,
-    Prepared,
-    ServedModel,
-    check_model,
-    room_for,
-    whole_choices,
-)
+from engines.worker.surface import AnswerHead, Prepared, ServedModel, check_model, room_for
+from engines.worker.tools import ToolUse, check_tools
 
 
 class ChatSurface:
@@ -42,56 +27,43 @@ class ChatSurface:
         request = decode_request(body, ChatRequest)
         check_model(request.model, self._model.name)
         spec = check_generation(request, self._model.vocab_size)
-        prompt = self._model.prompts.chat(
+        family = self._model.family
+        tools = check_tools(request)
+        if tools is not None and family.tool_format is None:
+            raise invalid("tools", "this worker does not read tool calls", code="unsupported_parameter")
+        form = family.tool_format.form if family.tool_format is not None else None
+        constraint = constraint_of(request, tools, form)
+        prompt = self._prompt(request, tools)
+        is_open = family.tags is not None and prompt.ends_with(family.tags.begin)
+        if constraint is not None and family.tags is not None:
+            constraint = replace(constraint, reasoning=family.reasoning_tokens(is_open=is_open))
+        has_reasoning = constraint is None or constraint.reasoning is not None
+        reply = family.reply_style(
+            tools, is_open=is_open and has_reasoning, shows_reasoning=request.include_reasoning is not False
+        )
+        max_tokens = room_for(spec, prompt.tokens, self._model.prompts.max_tokens, self._model.default_max)
+        return Prepared(spec, (prompt.tokens,), (max_tokens,), request.request_id, constraint, reply)
+
+    def writer(self, head: AnswerHead, prepared: Prepared) -> ChatWriter:
+        """Writes this answer."""
+        family = self._model.family
+        return ChatWriter(
+            head,
+            self._model.piece_of,
+            wants_logprobs=prepared.spec.sampling.logprobs is not None,
+            short_ids=family.tool_format is not None and family.tool_format.short_ids,
+        )
+
+    def _prompt(self, request: ChatRequest, tools: ToolUse | None) -> ChatPrompt:
+        extras = ChatExtras(
+            tools=tools.offered if tools is not None else (),
+            documents=tuple(request.documents or ()),
+            variables=request.chat_template_kwargs or {},
+            reasoning_effort=request.reasoning_effort,
+        )
+        return self._model.prompts.conversation(
             request.messages,
-            tools=request.tools,
+            extras,
             add_generation_prompt=request.add_generation_prompt,
             continue_final_message=bool(request.continue_final_message),
         )
-        max_tokens = room_for(spec, prompt, self._model.prompts.max_tokens, self._model.default_max)
-        return Prepared(spec, (prompt,), (max_tokens,), request.request_id)
-
-    def writer(self, head: AnswerHead, prepared: Prepared) -> "ChatWriter":
-        """Writes this answer."""
-        return ChatWriter(head, self._model.piece_of, wants_logprobs=prepared.spec.sampling.logprobs is not None)
-
-
-class ChatWriter(ChoiceWriter):
-    """The bodies of one chat answer."""
-
-    def opening(self, num_choices: int) -> list[bytes]:
-        """Each choice's role."""
-        delta = Delta(role="assistant", content="")
-        return [self._event([ChatChunkChoice(index, delta)]) for index in range(num_choices)]
-
-    def chunk(self, piece: Piece, usage: Usage | None) -> bytes:
-        """Text, finish or both."""
-        choice = ChatChunkChoice(piece.index, Delta(content=piece.text) if piece.text else Delta())
-        choice.logprobs = self._logprobs(piece)
-        if piece.finish is not None:
-            choice.finish_reason, choice.stop_reason = piece.finish.reason, piece.finish.stop_reason
-        return self._event([choice], usage)
-
-    def usage_chunk(self, usage: Usage) -> bytes:
-        """No choices, only the usage."""
-        return self._event([], usage)
-
-    def whole(self, pieces: Sequence[Piece], num_choices: int, usage: Usage) -> bytes:
-        """All choices with their whole text."""
-        choices = []
-        for one, finish in whole_choices(pieces, num_choices):
-            logprobs = chat_logprobs(one.logprobs, self._piece_of) if self._wants_logprobs else None
-            message = AssistantMessage(one.text)
-            choices.append(ChatChoice(one.index, message, logprobs, finish.reason, finish.stop_reason))
-        head = self._head
-        return encode_json(ChatCompletion(head.id, "chat.completion", head.created, head.model, choices, usage))
-
-    def _logprobs(self, piece: Piece) -> ChatLogprobs | None:
-        return chat_logprobs(piece.logprobs, self._piece_of) if self._wants_logprobs and piece.logprobs else None
-
-    def _event(self, choices: list[ChatChunkChoice], usage: Usage | None = None) -> bytes:
-        head = self._head
-        body = ChatCompletion(head.id, "chat.completion.chunk", head.created, head.model, choices)
-        if usage is not None:
-            body.usage = usage
-        return encode_json(body)

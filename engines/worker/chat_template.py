@@ -1,10 +1,11 @@
-"""A model's chat template, run in a sandbox with bounds on its output and its time. Knows Jinja, no tokens.
+"""A model's chat template, run in a sandbox with bounds on its output, its steps and its time. Knows Jinja, no tokens.
 
 The dialect is the one Hugging Face's templates are written in: trimmed blocks, loop controls, `raise_exception`,
 `strftime_now`, a `tojson` that keeps non-ASCII, and the `generation` block, which changes nothing here.
 """
 
 import json
+import re
 import time
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
@@ -14,17 +15,21 @@ import jinja2
 import jinja2.ext
 import jinja2.nodes
 import jinja2.parser
-import jinja2.sandbox
 
 from engines.worker.errors import ApiError, invalid
+from engines.worker.template_sandbox import MAX_WIDTH, BoundedEnvironment, Budget, Exhausted
 
 RENDER_LIMIT_S = 5.0  # chosen; a normal template takes well under a millisecond a message
+MAX_SOURCE_CHARS = 1 << 20  # chosen; published templates have up to 20 thousand
+_SPARE_STEPS, _STEPS_A_CHAR = 2_000_000, 16  # real templates handle each character a handful of times
+RESERVED_NAMES = frozenset({"raise_exception", "strftime_now", "range", "dict", "namespace", "loop", "self", "caller"})
 
 _TEMPLATE_BUGS = (
     jinja2.TemplateError,
     ArithmeticError,
     AttributeError,
     LookupError,
+    MemoryError,
     TypeError,
     ValueError,
     RecursionError,
@@ -52,7 +57,10 @@ class _GenerationBlock(jinja2.ext.Extension):
 
 
 class ChatTemplate:
-    """One compiled template. Thread-safe: each rendering has its own context."""
+    """One compiled template. Thread-safe: each rendering has its own context and budget.
+
+    `knows_developer`, `knows_tools`: whether it mentions them at all.
+    """
 
     def __init__(
         self,
@@ -61,42 +69,47 @@ class ChatTemplate:
         clock: Callable[[], float] = time.monotonic,
         today: Callable[[], datetime] = lambda: datetime.now(UTC).astimezone(),
     ) -> None:
-        environment = jinja2.sandbox.ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols", _GenerationBlock]
-        )
-        environment.filters["tojson"] = _to_json
-        environment.globals["raise_exception"] = _reject
-        environment.globals["strftime_now"] = lambda form: today().strftime(form)
+        if len(source) > MAX_SOURCE_CHARS:
+            raise BrokenTemplate("the model's chat template is too long")
+        self._environment = BoundedEnvironment(["jinja2.ext.loopcontrols", _GenerationBlock])
+        self._environment.filters["tojson"] = _to_json
+        self._environment.globals["raise_exception"] = _reject
+        self._environment.globals["strftime_now"] = lambda form: _date(today(), form)
         self._clock = clock
         self.knows_developer = "developer" in source
+        self.knows_tools = re.search(r"\btools\b", source) is not None
         try:
-            self._template = environment.from_string(source)
-        except _TEMPLATE_BUGS as error:
+            self._template = self._environment.compile_bounded(source)
+        except (*_TEMPLATE_BUGS, SyntaxError) as error:
             raise BrokenTemplate(f"the model's chat template cannot be read: {error}") from error
 
     def render(self, variables: Mapping[str, Any], max_chars: int) -> str:
         """The prompt, of at most `max_chars`.
 
         Raises `ApiError`: 400 when the template refuses the messages or the prompt is too long, 500 when the template
-        breaks or takes longer than `RENDER_LIMIT_S`.
+        breaks, does too much or takes longer than `RENDER_LIMIT_S`.
         """
         deadline = self._clock() + RENDER_LIMIT_S
-        parts: list[str] = []
-        num_chars = 0
+        self._environment.use(Budget(_SPARE_STEPS + _STEPS_A_CHAR * max_chars, deadline, self._clock))
         try:
-            for part in self._template.generate(variables):
-                parts.append(part)
-                num_chars += len(part)
-                if num_chars > max_chars:
-                    raise invalid(
-                        "messages", "the messages are longer than the context", code="context_length_exceeded"
-                    )
-                if self._clock() > deadline:
-                    raise ApiError(500, "the model's chat template took too long")
+            return self._rendered(variables, max_chars)
         except TemplateRejection as error:
             raise invalid("messages", f"the model's chat template refuses these messages: {error.message}") from None
+        except Exhausted as error:
+            raise ApiError(500, "the model's chat template took too long") from error
         except _TEMPLATE_BUGS as error:
             raise ApiError(500, "the model's chat template failed on these messages") from error
+        finally:
+            self._environment.use(None)
+
+    def _rendered(self, variables: Mapping[str, Any], max_chars: int) -> str:
+        parts: list[str] = []
+        num_chars = 0
+        for part in self._template.generate(variables):
+            parts.append(part)
+            num_chars += len(part)
+            if num_chars > max_chars:
+                raise invalid("messages", "the messages are longer than the context", code="context_length_exceeded")
         return "".join(parts)
 
 
@@ -104,7 +117,16 @@ def _reject(message: object) -> NoReturn:
     raise TemplateRejection(str(message)[:200])
 
 
-def _to_json(  # the parameters of Hugging Face's filter
+def _date(now: datetime, form: str) -> str:
+    """A date as the template wants it; fields of a width of their own are refused."""
+    if len(form) > 64 or re.search(r"%[^%A-Za-z]", form):
+        raise ValueError("not a form for a date")
+    return now.strftime(form)
+
+
+@jinja2.pass_environment
+def _to_json(  # noqa: PLR0917  # the parameters of Hugging Face's filter
+    environment: Any,
     value: object,
     ensure_ascii: bool = False,
     indent: int | None = None,
@@ -112,4 +134,7 @@ def _to_json(  # the parameters of Hugging Face's filter
     sort_keys: bool = False,
 ) -> str:
     """JSON that is read by a model, not by a browser: nothing is escaped for HTML."""
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
+    width = min(indent, MAX_WIDTH) if isinstance(indent, int) else None
+    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=width, separators=separators, sort_keys=sort_keys)
+    environment.spend(len(text))
+    return text

@@ -16,15 +16,19 @@ from typing import Annotated
 import typer
 
 from engines.core.latency_guard import LatencySettings
+from engines.hardware import cores_here
 from engines.launch.ready_line import ready_line
 from engines.launch.tether import die_with_parent
 from engines.step_cost import StepCost
+from engines.worker.family import REASONING_FORMATS, TOOL_FORMATS
+from engines.worker.kv_events import KvEventSettings
 from engines.worker.loaded import CannotStart, EngineOptions, LoadedEngine, load_engine
 from engines.worker.settings import WorkerSettings
 from observability import logs
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
-_CORES = os.cpu_count() or 1
+_CORES = cores_here()
+_KV = KvEventSettings()
 _EXAMPLE = """
 Example:
 
@@ -54,20 +58,37 @@ _MaxStepTokens = Annotated[int, typer.Option(min=1, help="Tokens computed in one
 _MaxWaiting = Annotated[int, typer.Option(min=0, help="Requests that may wait for a seat, bulk and others each.")]
 _ContextTokens = Annotated[int | None, typer.Option(min=1, help="Longest sequence; default: the model's.")]
 _BlockSize = Annotated[int, typer.Option(min=1, max=1024, help="Tokens in a block of the prefix cache.")]
-_Threads = Annotated[int, typer.Option(min=1, help="Threads for steps of one token.")]
-_ThreadsBatch = Annotated[int | None, typer.Option(min=1, help="Threads for other steps; default: threads.")]
+_Threads = Annotated[int, typer.Option(min=1, max=512, help="Most threads; what a step takes of them is measured.")]
+_ThreadsBatch = Annotated[
+    int | None,
+    typer.Option(min=1, max=512, help="Threads for steps of several tokens; then --threads is for the others."),
+]
+_Home = Annotated[Path | None, typer.Option(help="Folder with a native build; default: WARMLANE_HOME or .warmlane.")]
 _ItlP95S = Annotated[
     float | None,
     typer.Option(min=0.001, help="Gap between an interactive request's tokens that bulk may cause, seconds."),
 ]
 _MaxStepS = Annotated[float | None, typer.Option(min=0.001, help="Longest step while only bulk is open, seconds.")]
 _StepLog = Annotated[Path | None, typer.Option(help="File that gets a line of JSON for each step.")]
+_MaxDrafts = Annotated[
+    int | None,
+    typer.Option(min=0, max=64, help="Tokens guessed ahead for a sequence in a step; default: 8, fake: 0. 0: none."),
+]
 _DefaultMaxTokens = Annotated[
     int | None, typer.Option(min=1, help="Output when a request names no max_tokens; default: the context.")
 ]
 _MaxBodyMb = Annotated[float, typer.Option(min=0.001, help="Largest request body.")]
 _DrainS = Annotated[float, typer.Option(min=0, help="Seconds open requests get after a stop signal.")]
 _VllmMetricNames = Annotated[bool, typer.Option("--vllm-metric-names", help="Metrics under vllm: too.")]
+_KvEvents = Annotated[bool, typer.Option("--kv-events", help="Publish what becomes of the KV cache, as vLLM does.")]
+_KvEventsEndpoint = Annotated[str, typer.Option(help="Where KV events are published; `*` takes a free port.")]
+_KvReplayEndpoint = Annotated[str, typer.Option(help="Where KV events can be asked for again.")]
+_KvIntHashes = Annotated[bool, typer.Option("--kv-events-int-hashes", help="Names of blocks as numbers.")]
+_Embeddings = Annotated[bool, typer.Option("--embeddings", help="gguf: serve embeddings too, the mean of its vectors.")]
+_ToolFormat = Annotated[str, typer.Option(help=f"How tool calls are written: {', '.join(TOOL_FORMATS)}.")]
+_ReasoningFormat = Annotated[
+    str, typer.Option(help=f"How reasoning is marked: {', '.join(REASONING_FORMATS)}; none leaves it in the answer.")
+]
 _DieWithParent = Annotated[bool, typer.Option("--die-with-parent", help="End when the starting process dies.")]
 _FakeBaseS = Annotated[float, typer.Option(min=0, help="fake: seconds of every step.")]
 _FakePerRowS = Annotated[float, typer.Option(min=0, help="fake: seconds a decoded token adds.")]
@@ -91,13 +112,22 @@ def worker(  # noqa: PLR0917  # typer passes options by name
     block_size: _BlockSize = 16,
     threads: _Threads = _CORES,
     threads_batch: _ThreadsBatch = None,
+    home: _Home = None,
     itl_p95_s: _ItlP95S = None,
     max_step_s: _MaxStepS = None,
     step_log: _StepLog = None,
+    max_drafts: _MaxDrafts = None,
     default_max_tokens: _DefaultMaxTokens = None,
     max_body_mb: _MaxBodyMb = 16,
     drain_s: _DrainS = 30,
     vllm_metric_names: _VllmMetricNames = False,
+    kv_events: _KvEvents = False,
+    kv_events_endpoint: _KvEventsEndpoint = _KV.endpoint,
+    kv_events_replay_endpoint: _KvReplayEndpoint = _KV.replay_endpoint,
+    kv_events_int_hashes: _KvIntHashes = False,
+    embeddings: _Embeddings = False,
+    tool_format: _ToolFormat = "auto",
+    reasoning_format: _ReasoningFormat = "auto",
     die_with_parent_: _DieWithParent = False,
     fake_base_s: _FakeBaseS = 0,
     fake_per_row_s: _FakePerRowS = 0,
@@ -109,19 +139,25 @@ def worker(  # noqa: PLR0917  # typer passes options by name
     if die_with_parent_:
         die_with_parent(os.getppid())
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the supervisor's affair, however it was sent
+    published = KvEventSettings(
+        kv_events_endpoint, kv_events_replay_endpoint, has_int_hashes=kv_events_int_hashes
+    ) if kv_events else None  # fmt: skip
     options = EngineOptions(
         engine=engine, path=path, name=model or (path.stem if path is not None else engine),
         max_seqs=max_seqs, kv_tokens=kv_tokens, max_step_tokens=min(max_step_tokens, kv_tokens),
-        threads=threads, threads_batch=threads_batch or threads, block_size=block_size, max_waiting=max_waiting,
+        threads=threads, threads_batch=threads_batch, home=home, block_size=block_size, max_waiting=max_waiting,
         context_tokens=context_tokens, latency=LatencySettings(itl_p95_s=itl_p95_s, max_step_s=max_step_s),
         step_log=step_log, fake_cost=StepCost(fake_base_s, fake_per_row_s, fake_per_prefill_token_s),
-        fake_eos_every=fake_eos_every,
+        max_drafts=max_drafts, fake_eos_every=fake_eos_every, kv_events=published,
+        serves_embeddings=embeddings,
     )  # fmt: skip
     settings = WorkerSettings(
         name=options.name, engine=engine, drain_s=drain_s, default_max_tokens=default_max_tokens or kv_tokens,
         max_body_bytes=int(max_body_mb * (1 << 20)), vllm_metric_names=vllm_metric_names,
+        tool_format=tool_format, reasoning_format=reasoning_format,
     )  # fmt: skip
     _check_usage(options, log_level)
+    _check_formats(tool_format, reasoning_format)
     logs.configure(log_level, "worker")
     _serve(options, settings, _Place(host, port))
 
@@ -137,6 +173,15 @@ def _check_usage(options: EngineOptions, log_level: str) -> None:
         raise typer.BadParameter("the gguf engine needs a model file", param_hint="--path")
     if options.max_step_tokens < options.max_seqs:
         raise typer.BadParameter("must be at least --max-seqs", param_hint="--max-step-tokens")
+
+
+def _check_formats(tool_format: str, reasoning_format: str) -> None:
+    for hint, given, known in (
+        ("--tool-format", tool_format, TOOL_FORMATS),
+        ("--reasoning-format", reasoning_format, REASONING_FORMATS),
+    ):
+        if given not in known:
+            raise typer.BadParameter(f"{given} is not a format; choose from {', '.join(known)}", param_hint=hint)
 
 
 def _serve(options: EngineOptions, settings: WorkerSettings, place: _Place) -> None:

@@ -55,6 +55,9 @@ def _message(message: Message, path: str, guard: ContentGuard) -> dict[str, Any]
         rendered["name"] = guard.hide(message.name)
     if message.tool_call_id is not None:
         rendered["tool_call_id"] = guard.hide(message.tool_call_id)
+    reasoning = message.reasoning_content if message.reasoning_content is not None else message.reasoning
+    if reasoning is not None:
+        rendered["reasoning_content"] = guard.hide(reasoning)
     if message.tool_calls:
         calls = enumerate(message.tool_calls)
         rendered["tool_calls"] = [_tool_call(call, f"{path}.tool_calls[{index}]", guard) for index, call in calls]
@@ -88,5 +91,7 @@ def _tool_call(call: ToolCall, path: str, guard: ContentGuard) -> dict[str, Any]
         arguments = json.loads(call.function.arguments or "{}")
     except (ValueError, RecursionError):
         raise invalid(f"{path}.function.arguments", f"`{path}.function.arguments` is not JSON") from None
+    if not isinstance(arguments, dict):
+        raise invalid(f"{path}.function.arguments", f"`{path}.function.arguments` must be the text of an object")
     function = {"name": guard.hide(call.function.name), "arguments": guard.hide_all(arguments)}
     return {"id": guard.hide(call.id), "type": "function", "function": function}

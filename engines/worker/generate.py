@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from starlette.types import Receive, Scope, Send
 
+from engines.core.grammar import Grammar
 from engines.core.sequence import GenerateRequest
 from engines.worker.bounds import REQUEST_ID
 from engines.worker.choice import Choice, Piece
@@ -65,13 +66,15 @@ class GenerateEndpoint:
         spec = prepared.spec
         entry.is_streaming, entry.lane = spec.is_streaming, spec.lane.value
         entry.num_choices = len(prepared.prompts) * spec.num_choices
+        grammar = await service.grammar_of(prepared.constraint) if prepared.constraint is not None else None
         with service.open_generation(entry.arrival) as generation:
-            generation.start(self._sequences(prepared, entry.arrival))
+            generation.start(self._sequences(prepared, grammar, entry.arrival))
             try:
                 head = AnswerHead(
                     self._surface.id_prefix + self._answer_id(exchange, entry, prepared),
                     int(time.time()),
                     service.settings.name,
+                    service.fingerprint,
                 )
                 send = self._stream if spec.is_streaming else self._collect
                 await send(exchange, generation, self._surface.writer(head, prepared), prepared)
@@ -79,9 +82,12 @@ class GenerateEndpoint:
                 entry.ttft_s = generation.ttft_s
                 entry.usage = usage_of(prepared.prompts, generation.choices)
 
-    def _sequences(self, prepared: Prepared, arrival: float) -> list[tuple[GenerateRequest, Choice]]:
+    def _sequences(
+        self, prepared: Prepared, grammar: Grammar | None, arrival: float
+    ) -> list[tuple[GenerateRequest, Choice]]:
         """One sequence for each choice of each prompt. Ids are ours alone: a client's could be in use."""
         spec, model = prepared.spec, self._service.loaded.model
+        reply, piece_of = prepared.reply, model.piece if prepared.reply is None else self._service.family.piece_of
         unique = uuid.uuid4().hex
         sequences: list[tuple[GenerateRequest, Choice]] = []
         for prompt, max_tokens in zip(prepared.prompts, prepared.max_tokens, strict=True):
@@ -94,15 +100,22 @@ class GenerateEndpoint:
                 )
                 index = len(sequences)
                 request = GenerateRequest(
-                    f"{unique}-{index}", prompt, sampling, lane=spec.lane, salt=spec.salt, arrival=arrival
+                    f"{unique}-{index}",
+                    prompt,
+                    sampling,
+                    lane=spec.lane,
+                    salt=spec.salt,
+                    arrival=arrival,
+                    grammar=grammar,
                 )
                 choice = Choice(
                     index,
-                    model.piece,
+                    piece_of,
                     matcher=spec.matcher,
                     include_stop=spec.include_stop,
                     min_tokens=spec.sampling.min_tokens,
                     eos_ids=model.eos_ids,
+                    reply=reply.reader() if reply is not None else None,
                 )
                 sequences.append((request, choice))
         return sequences

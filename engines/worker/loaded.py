@@ -4,12 +4,15 @@ The only module that knows which engines there are. Each is imported when it is 
 """
 
 import logging
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from engines.core.admission import SchedulerSettings
+from engines.core.embedding import EmbeddingModel
 from engines.core.engine import Engine
 from engines.core.holders import SlotHolders
 from engines.core.latency_guard import LatencySettings
@@ -17,10 +20,15 @@ from engines.core.plan import EngineFault, Runner, TextModel
 from engines.core.scheduler import Scheduler
 from engines.step_cost import StepCost, StepCostFitter
 from engines.worker.chat_template import BrokenTemplate, ChatTemplate
+from engines.worker.kv_events import CannotPublish, KvEventPublisher, KvEventSettings, Snapshot
 from engines.worker.step_log import StepLog
 from observability import logs
 
+if TYPE_CHECKING:
+    from engines.gguf.load import Loaded
+
 _MAX_RETAINED = 56  # chosen: each slot costs a row of logits
+_MAX_DRAFTS, _MAX_STEP_DRAFTS = 8, 32  # chosen
 _MAX_SLOTS = 256  # llama.cpp's
 
 
@@ -32,7 +40,11 @@ class CannotStart(Exception):
 class EngineOptions:
     """What an engine is started with. `path`: the model file, for engines that have one. Sizes in tokens.
 
-    `latency`: what interactive sequences are promised. `step_log`: a file that gets a line for each step.
+    `latency`: what interactive sequences are promised. `step_log`: a file that gets a line for each step. `kv_events`:
+    where to publish what becomes of the cache, None for nowhere. `threads`: at most so many; how many each kind of step
+    takes is measured unless `threads_batch` is given too. `home`: the folder with what was built and measured here.
+    `max_drafts`: tokens guessed ahead for a sequence in a step; None: 8, but for the fake engine, whose scripts would
+    be guessed from their prompts. `serves_embeddings`: gguf answers for vectors too, beside what it generates.
     """
 
     engine: str
@@ -42,14 +54,30 @@ class EngineOptions:
     kv_tokens: int
     max_step_tokens: int
     threads: int
-    threads_batch: int
+    threads_batch: int | None
     block_size: int = 16
     max_waiting: int = 1024
     context_tokens: int | None = None
+    home: Path | None = None
     latency: LatencySettings = LatencySettings()  # noqa: RUF009  # frozen
     step_log: Path | None = None
+    kv_events: KvEventSettings | None = None
+    max_drafts: int | None = None
+    serves_embeddings: bool = False
     fake_cost: StepCost = StepCost()  # noqa: RUF009  # frozen
     fake_eos_every: int = 97
+
+    @property
+    def num_drafts(self) -> int:
+        """Tokens guessed ahead for one sequence in one step."""
+        if self.max_drafts is not None:
+            return self.max_drafts
+        return 0 if self.engine == "fake" else _MAX_DRAFTS
+
+    @property
+    def num_step_drafts(self) -> int:
+        """Of all sequences in one step; each costs a row of logits."""
+        return min(_MAX_STEP_DRAFTS, self.max_step_tokens - self.num_slots) if self.num_drafts else 0
 
     @property
     def num_slots(self) -> int:
@@ -69,11 +97,15 @@ class _Loaded:
     runner: Runner
     adds_bos: bool
     prior: StepCost
+    embeddings: EmbeddingModel | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class LoadedEngine:
-    """A model and the engine that runs it, started or not. `adds_bos`: plain prompts begin with the model's BOS."""
+    """A model and the engine that runs it, started or not. `adds_bos`: plain prompts begin with the model's BOS.
+
+    `embeddings`: what answers for vectors and scores; None where the model only generates.
+    """
 
     model: TextModel
     engine: Engine
@@ -81,10 +113,20 @@ class LoadedEngine:
     vocab_size: int
     adds_bos: bool
     step_log: StepLog | None = None
+    kv_events: KvEventPublisher | None = None
+    embeddings: EmbeddingModel | None = None
+
+    def start(self) -> None:
+        """Start the engine's thread, and the events' before it. Once."""
+        if self.kv_events is not None:
+            self.kv_events.start()
+        self.engine.start()
 
     def close(self) -> None:
         """End the engine's thread, give the device back, close the log. Takes up to a step; may be repeated."""
         self.engine.stop()
+        if self.kv_events is not None:
+            self.kv_events.stop()
         if self.step_log is not None:
             self.step_log.close()
 
@@ -103,7 +145,7 @@ def load_engine(options: EngineOptions) -> LoadedEngine:
         return _assemble(options, loaded)
     except BaseException as error:
         loaded.runner.close()
-        if isinstance(error, ValueError | OSError | BrokenTemplate):
+        if isinstance(error, ValueError | OSError | BrokenTemplate | CannotPublish):
             raise CannotStart(str(error)) from error
         raise
 
@@ -121,48 +163,89 @@ def _assemble(options: EngineOptions, loaded: _Loaded) -> LoadedEngine:
         block_size=options.block_size,
         max_waiting=options.max_waiting,
         latency=options.latency,
+        max_drafts=options.num_drafts,
+        max_step_drafts=options.num_step_drafts,
     )
     scheduler = Scheduler(settings, SlotHolders(runner.num_slots, settings.block_size))
     step_log = StepLog(options.step_log) if options.step_log is not None else None
-    engine = Engine(
-        runner,
-        scheduler,
-        fitter=StepCostFitter(loaded.prior),
-        on_step=step_log.write if step_log is not None else None,
-        on_fault=_log_fault,
+    publisher = _publisher(options.kv_events, lambda: engine.kv_snapshot())  # noqa: PLW0108  # made below
+    try:
+        engine = Engine(
+            runner,
+            scheduler,
+            fitter=StepCostFitter(loaded.prior),
+            on_step=step_log.write if step_log is not None else None,
+            on_fault=_log_fault,
+            on_events=publisher.offer if publisher is not None else None,
+        )
+    except ValueError:
+        if publisher is not None:
+            publisher.stop()
+        raise
+    return LoadedEngine(
+        model, engine, settings, runner.vocab_size, loaded.adds_bos, step_log, publisher, loaded.embeddings
     )
-    return LoadedEngine(model, engine, settings, runner.vocab_size, loaded.adds_bos, step_log)
+
+
+def _publisher(settings: KvEventSettings | None, snapshot: Snapshot) -> KvEventPublisher | None:
+    return None if settings is None else KvEventPublisher(settings, snapshot, secrets.token_hex(8))
 
 
 def _gguf(options: EngineOptions) -> _Loaded:
+    from engines.gguf.abi import LibraryMismatch
     from engines.gguf.header import ModelFileError
-    from engines.gguf.library import LibraryMismatch
     from engines.gguf.load import load
     from engines.gguf.step_times import measure_step_cost
 
     if options.path is None:
         raise CannotStart("the gguf engine needs --path, a GGUF model file")
     try:
-        model, runner = load(
+        loaded = load(
             options.path,
             num_slots=options.num_slots,
             kv_tokens=options.kv_tokens,
             max_step_tokens=options.max_step_tokens,
             threads=options.threads,
             threads_batch=options.threads_batch,
+            num_drafts=options.num_step_drafts,
+            home=options.home,
             on_log=_log_library,
         )
     except (LibraryMismatch, ModelFileError) as error:
         raise CannotStart(str(error)) from error
+    model, runner, threads = loaded.model, loaded.runner, loaded.threads
+    logs.get().info(
+        "engine.loaded",
+        library=model.library.description,
+        library_note=model.library.note or None,
+        threads=threads.single,
+        threads_batch=threads.batch,
+        threads_origin=threads.origin,
+        gpu_layers=model.gpu_layers,
+    )
     try:
         prior = measure_step_cost(runner)
     except BaseException:
         runner.close()
         raise
-    return _Loaded(model, runner, model.adds_bos, prior)
+    return _Loaded(model, runner, model.adds_bos, prior, _embedder(options, loaded))
+
+
+def _embedder(options: EngineOptions, loaded: "Loaded") -> EmbeddingModel | None:
+    """The mean of the generating model's vectors, in a context of its own over the same weights."""
+    from engines.gguf.embedder import EmbedderSettings, GgufEmbedder
+
+    if not options.serves_embeddings:
+        return None
+    try:
+        return GgufEmbedder(loaded.model, EmbedderSettings(threads=loaded.threads.batch))
+    except BaseException:
+        loaded.runner.close()
+        raise
 
 
 def _fake(options: EngineOptions) -> _Loaded:
+    from engines.fake.embeddings import FakeEmbeddings
     from engines.fake.model import FakeModel
     from engines.fake.runner import FakeRunner
 
@@ -175,7 +258,7 @@ def _fake(options: EngineOptions) -> _Loaded:
         sleep=time.sleep,
         eos_every=options.fake_eos_every,
     )
-    return _Loaded(model, runner, adds_bos=False, prior=options.fake_cost)
+    return _Loaded(model, runner, adds_bos=False, prior=options.fake_cost, embeddings=FakeEmbeddings())
 
 
 def _log_fault(error: BaseException) -> None:

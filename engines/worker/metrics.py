@@ -34,6 +34,8 @@ _COUNTERS: tuple[tuple[str, str, Callable[[EngineLoad], float]], ...] = (
     ("generation_tokens", "Generated tokens.", lambda load: load.generation_tokens),
     ("bulk_rows_left_out", "Rows that bulk would have had but for others.", lambda load: load.bulk_rows_left_out),
     ("bulk_lifts", "Steps with bulk in spite of the objective.", lambda load: load.bulk_lifts),
+    ("spec_decode_num_draft_tokens", "Tokens guessed ahead.", lambda load: load.drafted_tokens),
+    ("spec_decode_num_accepted_tokens", "Of these, found right.", lambda load: load.accepted_tokens),
     ("num_preemptions", "Sequences that lost their seat.", lambda load: load.preemptions),
 )
 

@@ -3,17 +3,49 @@
 A prompt that cannot fit is refused by its length in bytes before anything is tokenised.
 """
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
 
 from engines.core.plan import TextModel
-from engines.worker.chat_template import ChatTemplate
+from engines.worker.chat_template import RESERVED_NAMES, ChatTemplate
 from engines.worker.content_guard import ContentGuard, special_pattern
 from engines.worker.conversation import content_chars, template_messages
 from engines.worker.errors import ApiError, invalid
 from engines.worker.schema import CompletionRequest, Message
+from engines.worker.tool_prompt import with_tools_told
 
 Tokens = tuple[int, ...]
 MAX_PROMPTS = 64  # of one completions request; chosen
+_TAIL_CHARS = 64  # longer than any tag that begins reasoning
+
+
+# What a template gets from us; a client's variables of these names would change what it means.
+_OURS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"})
+_VARIABLE = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
+
+
+@dataclass(frozen=True, slots=True)
+class ChatExtras:
+    """What a template may get besides messages: tools and documents as the client wrote them, and its own variables."""
+
+    tools: Sequence[object] = ()
+    documents: Sequence[object] = ()
+    variables: Mapping[str, object] = field(default_factory=dict)
+    reasoning_effort: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class ChatPrompt:
+    """A conversation as tokens, and the end of its text, which says whether the template has begun the reasoning."""
+
+    tokens: Tokens
+    tail: str
+
+    def ends_with(self, text: str) -> bool:
+        """Whether the prompt's text, white space left out, ends so."""
+        return self.tail.rstrip().endswith(text)
 
 
 class PromptBuilder:
@@ -40,28 +72,47 @@ class PromptBuilder:
         add_generation_prompt: bool | None = None,
         continue_final_message: bool = False,
     ) -> Tokens:
+        """The tokens of a conversation. Raises `ApiError`."""
+        return self.conversation(
+            messages,
+            ChatExtras(tools=tools or ()),
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+        ).tokens
+
+    def conversation(
+        self,
+        messages: list[Message],
+        extras: ChatExtras,
+        *,
+        add_generation_prompt: bool | None = None,
+        continue_final_message: bool = False,
+    ) -> ChatPrompt:
         """The prompt of a conversation. Raises `ApiError`."""
-        if self._template is None:
+        template = self._template
+        if template is None:
             raise invalid("messages", "this model has no chat template; use /v1/completions")
         if continue_final_message and add_generation_prompt:
             raise invalid("continue_final_message", "`continue_final_message` excludes `add_generation_prompt`")
         if content_chars(messages) > self._max_bytes:
             raise self._too_long("messages")
         guard = ContentGuard(self._special)
+        rendered_messages = template_messages(
+            messages, guard, knows_developer=template.knows_developer, continues_last=continue_final_message
+        )
+        tools = [guard.hide_all(tool) for tool in extras.tools]
+        if not template.knows_tools and (tools or any(message.role == "tool" for message in messages)):
+            rendered_messages, tools = with_tools_told(rendered_messages, tools), []
         variables = {
-            "messages": template_messages(
-                messages,
-                guard,
-                knows_developer=self._template.knows_developer,
-                continues_last=continue_final_message,
-            ),
-            "tools": guard.hide_all(tools) if tools else None,
-            "documents": None,
+            **_variables(extras, guard),
+            "messages": rendered_messages,
+            "tools": tools or None,
+            "documents": [guard.hide_all(document) for document in extras.documents] or None,
             "add_generation_prompt": not continue_final_message and add_generation_prompt is not False,
             "bos_token": self._model.bos_text,
             "eos_token": self._model.eos_text,
         }
-        rendered = self._template.render(variables, self._max_bytes)
+        rendered = template.render(variables, self._max_bytes)
         if continue_final_message:
             until = guard.until_end_marker(rendered)
             if until is None:
@@ -70,7 +121,7 @@ class PromptBuilder:
         tokens: list[int] = []
         for text, special in guard.pieces(rendered):
             tokens.extend(self._encode(text, special=special, param="messages"))
-        return self._fitting(tuple(tokens), "messages")
+        return ChatPrompt(self._fitting(tuple(tokens), "messages"), rendered[-_TAIL_CHARS:])
 
     def text(self, text: str, *, adds_special: bool = True) -> Tokens:
         """The tokens of a plain prompt, in which control-token texts count: its writer is the template.
@@ -107,6 +158,18 @@ class PromptBuilder:
     def _too_long(self, param: str) -> ApiError:
         message = f"the prompt leaves no room in the context of {self.max_tokens} tokens"
         return invalid(param, message, code="context_length_exceeded")
+
+
+def _variables(extras: ChatExtras, guard: ContentGuard) -> dict[str, Any]:
+    """A client's own template variables, such as `enable_thinking`."""
+    variables: dict[str, Any] = {}
+    for name, value in extras.variables.items():
+        if name in _OURS or name in RESERVED_NAMES or not _VARIABLE.fullmatch(name):
+            raise invalid("chat_template_kwargs", "`chat_template_kwargs` has a name that is not free for variables")
+        variables[name] = guard.hide_all(value)
+    if extras.reasoning_effort is not None:
+        variables.setdefault("reasoning_effort", guard.hide(extras.reasoning_effort))
+    return variables
 
 
 def _split_prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:

@@ -1,7 +1,8 @@
 """The request bodies a worker reads: OpenAI's fields that we act on, and vLLM's extras. Types only, no bounds.
 
-Unknown fields are ignored. Fields typed `object` are documented somewhere and cannot be honoured here: they are
-read so that `validation` can refuse them by name.
+Unknown fields are ignored, and so are those that change nothing here, such as `metadata`, `store` and `service_tier`.
+Most fields typed `object` are documented somewhere and cannot be honoured here: they are read so that they can be
+refused by name.
 """
 
 from msgspec import Struct
@@ -37,6 +38,8 @@ class Message(Struct, kw_only=True):
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
     tool_call_id: str | None = None
+    reasoning_content: str | None = None
+    reasoning: str | None = None
     function_call: object = None
     audio: object = None
 
@@ -75,13 +78,16 @@ class GenerationFields(Struct, kw_only=True):
     cache_salt: str | None = None
     priority: int | None = None
     request_id: str | None = None
-    # Refused by name: each would change the answer.
-    response_format: object = None
-    structured_outputs: object = None
+    # What the answer must look like: OpenAI's field, vLLM's, its older ones, and llama-server's
+    response_format: dict[str, object] | None = None
+    structured_outputs: dict[str, object] | None = None
     guided_json: object = None
-    guided_regex: object = None
-    guided_choice: object = None
-    guided_grammar: object = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    json_schema: object = None
+    grammar: str | None = None
+    # Refused by name: each would change the answer.
     allowed_token_ids: object = None
     bad_words: object = None
     prompt_logprobs: object = None
@@ -100,7 +106,12 @@ class ChatRequest(GenerationFields, kw_only=True):
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
     tools: list[object] | None = None
-    tool_choice: object = None
+    tool_choice: str | dict[str, object] | None = None
+    parallel_tool_calls: bool | None = None
+    reasoning_effort: str | None = None
+    include_reasoning: bool | None = None
+    chat_template_kwargs: dict[str, object] | None = None
+    documents: list[dict[str, object]] | None = None
     # Refused by name.
     functions: object = None
     function_call: object = None
@@ -108,8 +119,6 @@ class ChatRequest(GenerationFields, kw_only=True):
     audio: object = None
     web_search_options: object = None
     chat_template: object = None
-    chat_template_kwargs: object = None
-    documents: object = None
 
 
 class CompletionRequest(GenerationFields, kw_only=True):
@@ -117,8 +126,8 @@ class CompletionRequest(GenerationFields, kw_only=True):
 
     prompt: str | list[str | int | list[int]]
     logprobs: int | None = None
+    echo: bool | None = None
     # Refused by name.
-    echo: object = None
     suffix: object = None
     best_of: int | None = None
     prompt_embeds: object = None
@@ -135,8 +144,9 @@ class TokenizeRequest(Struct, kw_only=True):
     continue_final_message: bool | None = None
     add_special_tokens: bool | None = None
     return_token_strs: bool | None = None
+    chat_template_kwargs: dict[str, object] | None = None
+    documents: list[dict[str, object]] | None = None
     chat_template: object = None
-    chat_template_kwargs: object = None
 
 
 class DetokenizeRequest(Struct, kw_only=True):

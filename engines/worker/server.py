@@ -62,7 +62,7 @@ def run(loaded: LoadedEngine, settings: WorkerSettings, listener: socket.socket,
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(loaded, settings, listener, on_ready))
     finally:
-        loaded.engine.stop()
+        loaded.close()
 
 
 async def _serve(
@@ -72,7 +72,7 @@ async def _serve(
     stop = asyncio.Event()
     _listen(listener)
     service = Service(loaded, settings, loop)
-    loaded.engine.start()
+    loaded.start()
 
     def on_signal() -> None:
         if stop.is_set():

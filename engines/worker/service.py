@@ -4,22 +4,29 @@ Built once by the composition root on a running loop; everything a route needs i
 """
 
 import asyncio
+import hashlib
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from typing import TypeVar
 
+from engines.core.grammar import Grammar
 from engines.worker.chat import ChatSurface
 from engines.worker.completions import CompletionSurface
+from engines.worker.composed_grammars import AfterReasoning, EitherGrammar
+from engines.worker.constraints import Constraint
 from engines.worker.engine_link import EngineLink
-from engines.worker.errors import unavailable
+from engines.worker.errors import invalid, unavailable
+from engines.worker.family import family_of
 from engines.worker.generation import Generation
+from engines.worker.grammars import GrammarCompiler, GrammarError
 from engines.worker.loaded import LoadedEngine
 from engines.worker.metrics import WorkerMetrics
 from engines.worker.prompts import PromptBuilder
 from engines.worker.settings import WorkerSettings
 from engines.worker.surface import ServedModel
+from engines.worker.vectors import VectorSource
 
 ResultT = TypeVar("ResultT")
 
@@ -48,9 +55,21 @@ class Service:
             num_blocks=loaded.settings.num_blocks,
             vllm_names=settings.vllm_metric_names,
         )
-        served = ServedModel(settings.name, self.prompts, vocab_size, model.piece, settings.default_max_tokens)
+        self.family = family_of(model, vocab_size, settings.tool_format, settings.reasoning_format)
+        self.fingerprint = _fingerprint(loaded, settings)
+        served = ServedModel(
+            settings.name,
+            self.prompts,
+            vocab_size,
+            model.piece,
+            settings.default_max_tokens,
+            self.family,
+            self.fingerprint,
+        )
         self.chat = ChatSurface(served)
         self.completions = CompletionSurface(served)
+        self._grammars = GrammarCompiler(model, vocab_size)
+        self.vectors = VectorSource(loaded.embeddings, vocab_size) if loaded.embeddings is not None else None
         self.num_requests = 0
         self.is_draining = False
         self._num_preparing = 0
@@ -85,6 +104,19 @@ class Service:
         self._num_preparing += 1
         future.add_done_callback(lambda _: self._in_loop(loop, self._has_prepared))
         return await asyncio.wrap_future(future)
+
+    async def grammar_of(self, constraint: Constraint) -> Grammar:
+        """The grammar of a constraint, compiled off the loop. Raises `ApiError` that names its field."""
+        vocab_size = self.loaded.vocab_size
+        try:
+            grammar: Grammar = await self._grammars.compile(constraint.spec)
+            if constraint.calls is not None:
+                grammar = EitherGrammar(grammar, await self._grammars.compile(constraint.calls), vocab_size)
+        except GrammarError as error:
+            if error.is_callers_fault:
+                raise invalid(constraint.param, f"`{constraint.param}`: {error.message}") from None
+            raise unavailable(error.message, code="queue_full") from None
+        return grammar if constraint.reasoning is None else AfterReasoning(grammar, constraint.reasoning)
 
     @contextmanager
     def open_request(self) -> Iterator[None]:
@@ -129,6 +161,9 @@ class Service:
     def close(self) -> None:
         """End the engine's thread and give the device back. Takes up to a step."""
         self.loaded.close()
+        if self.vectors is not None:
+            self.vectors.close()
+        self._grammars.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
     async def _wait_idle(self, timeout_s: float) -> bool:
@@ -146,6 +181,13 @@ class Service:
 
     def _has_prepared(self) -> None:
         self._num_preparing -= 1
+
+
+def _fingerprint(loaded: LoadedEngine, settings: WorkerSettings) -> str:
+    """Of all that a seed's answer depends on besides the request: model, its template, and how it is run."""
+    model, bounds = loaded.model, loaded.settings
+    told = (settings.engine, settings.name, model.name, loaded.vocab_size, model.chat_template, bounds.context_tokens)
+    return f"fp_{hashlib.sha256(repr(told).encode(errors='replace')).hexdigest()[:10]}"
 
 
 _LAST_WORDS_S = 2.0  # for the error events of a drain that ran out of time; chosen

@@ -10,7 +10,8 @@ class WorkerSettings:
     `default_max_tokens`: output when a request names none, within the context. `max_body_bytes`, `body_timeout_s`: of a
     request's body. `max_preparing`: requests whose prompt is being made or waits for it. `max_pending`: pieces kept for
     a client that reads slowly. `prepare_threads`: rendering and tokenising happen there. `drain_s`: how long open
-    requests may go on after a stop signal.
+    requests may go on after a stop signal. `tool_format`, `reasoning_format`: how answers are read, a name out of
+    family.py's, or auto.
     """
 
     name: str
@@ -23,3 +24,5 @@ class WorkerSettings:
     max_pending: int = 1024
     prepare_threads: int = 2
     vllm_metric_names: bool = False
+    tool_format: str = "auto"
+    reasoning_format: str = "auto"

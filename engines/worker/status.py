@@ -50,6 +50,15 @@ class LoadAnswer(Struct):
     is_draining: bool
 
 
+class KvEventSource(Struct):
+    """Where the worker's KV events can be subscribed to."""
+
+    endpoint: str
+    replay_endpoint: str
+    topic: str
+    data_parallel_rank: int = 0
+
+
 class ModelCard(Struct):
     """vLLM's description of a served model."""
 
@@ -76,6 +85,7 @@ def status_routes(service: Service) -> list[Route]:
         ("/load", _load),
         ("/v1/models", _models),
         ("/metrics", _metrics),
+        ("/kv_event_sources", _kv_event_sources),
     )
     routes = [Route(path, _route(service, answer), methods=["GET"]) for path, answer in answers]
     return [*routes, Route("/v1/models/{name:path}", _model_route(service), methods=["GET"])]
@@ -116,6 +126,15 @@ def _load(service: Service) -> Response:
         is_draining=service.is_draining,
     )
     return Response(encode_json(answer), media_type="application/json")
+
+
+def _kv_event_sources(service: Service) -> Response:
+    """As vLLM lists them, one a cache; none if events are not published."""
+    published = service.loaded.kv_events
+    sources: list[KvEventSource] = []
+    if published is not None:
+        sources.append(KvEventSource(published.endpoint, published.replay_endpoint, published.settings.topic))
+    return Response(encode_json(sources), media_type="application/json")
 
 
 def _card(service: Service) -> ModelCard:

@@ -13,12 +13,13 @@ _MAX_BYTES = 64 << 20  # of a file; chosen: some 100,000 steps
 
 
 class LoggedRow(msgspec.Struct):
-    """One sequence in the step: positions [start, start + num_tokens)."""
+    """One sequence in the step: positions [start, start + num_tokens), the last `num_drafts` of them guesses."""
 
     lane: str
     start: int
     num_tokens: int
     samples: bool
+    num_drafts: int = 0
 
 
 class LoggedStep(msgspec.Struct):
@@ -76,7 +77,7 @@ def _logged(record: StepRecord) -> LoggedStep:
     return LoggedStep(
         step=plan.number,
         rows=[
-            LoggedRow(lane.value, row.start, len(row.tokens), row.samples)
+            LoggedRow(lane.value, row.start, len(row.tokens), row.samples, len(row.drafts))
             for row, lane in zip(plan.rows, outlook.lanes, strict=True)
         ],
         cost=(cost.base_s, cost.per_row_s, cost.per_prefill_token_s),

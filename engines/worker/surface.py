@@ -7,32 +7,48 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from engines.worker.answers import PromptTokensDetails, Usage
+from engines.worker.answers import CompletionTokensDetails, PromptTokensDetails, Usage
 from engines.worker.bounds import GenerationSpec
 from engines.worker.choice import Choice, Finish, Piece
+from engines.worker.constraints import Constraint
 from engines.worker.errors import ApiError, invalid
+from engines.worker.family import ChatFamily
+from engines.worker.output.parts import merged
+from engines.worker.output.reply import ReplyStyle
 from engines.worker.prompts import PromptBuilder, Tokens
 
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    """A request ready to be queued. `request_id`: the body's own, if it has one."""
+    """A request ready to be queued, but for its grammar. `request_id`: the body's own, if it has one.
+
+    `constraint`: what the answer must look like; `reply`: how a chat answer is read; `echoes`: each prompt's text,
+    where the answer repeats it.
+    """
 
     spec: GenerationSpec
     prompts: tuple[Tokens, ...]
     max_tokens: tuple[int, ...]
     request_id: str | None
+    constraint: Constraint | None = None
+    reply: ReplyStyle | None = None
+    echoes: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """What a surface knows of its model. `default_max`: output tokens when a request names no bound."""
+    """What a surface knows of its model. `default_max`: output tokens when a request names no bound.
+
+    `fingerprint`: changes when the same request may be answered differently.
+    """
 
     name: str
     prompts: PromptBuilder
     vocab_size: int
     piece_of: Callable[[int], bytes]
     default_max: int
+    family: ChatFamily
+    fingerprint: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +58,7 @@ class AnswerHead:
     id: str
     created: int
     model: str
+    fingerprint: str
 
 
 class AnswerWriter(Protocol):
@@ -78,7 +95,9 @@ def whole_choices(pieces: Sequence[Piece], num_choices: int) -> Iterator[tuple[P
     for index in range(num_choices):
         own = [piece for piece in pieces if piece.index == index]
         tokens = tuple(entry for piece in own for entry in piece.logprobs)
-        yield Piece(index, "".join(piece.text for piece in own), tokens), own[-1].finish or Finish("stop")
+        parts = merged([part for piece in own for part in piece.parts])
+        text = "".join(piece.text for piece in own)
+        yield Piece(index, text, tokens, parts=parts), own[-1].finish or Finish("stop")
 
 
 class Surface(Protocol):
@@ -109,7 +128,11 @@ def usage_of(prompts: Sequence[Tokens], choices: Sequence[Choice]) -> Usage:
     prompt_tokens = sum(map(len, prompts))
     completion_tokens = sum(choice.num_tokens for choice in choices)
     total = prompt_tokens + completion_tokens
-    return Usage(prompt_tokens, completion_tokens, total, PromptTokensDetails(cached))
+    usage = Usage(prompt_tokens, completion_tokens, total, PromptTokensDetails(cached))
+    reasoning = [choice.reasoning_tokens for choice in choices if choice.reasoning_tokens is not None]
+    if reasoning:
+        usage.completion_tokens_details = CompletionTokensDetails(sum(reasoning))
+    return usage
 
 
 def check_model(asked: str | None, served: str) -> None:

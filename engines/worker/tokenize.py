@@ -9,7 +9,7 @@ from engines.worker.answers import encode_json
 from engines.worker.decoding import decode_request
 from engines.worker.errors import ApiError, invalid, unsupported
 from engines.worker.exchange import ClientGone, Exchange
-from engines.worker.prompts import Tokens
+from engines.worker.prompts import ChatExtras, Tokens
 from engines.worker.schema import DetokenizeRequest, TokenizeRequest
 from engines.worker.service import Service
 from engines.worker.surface import check_model
@@ -54,9 +54,8 @@ def tokenize(service: Service, body: bytes) -> bytes:
     """Tokens of a prompt, or of messages as a chat would see them. Raises `ApiError`."""
     request = decode_request(body, TokenizeRequest)
     check_model(request.model, service.settings.name)
-    for field in ("chat_template", "chat_template_kwargs"):
-        if getattr(request, field):
-            raise unsupported(field)
+    if request.chat_template:
+        raise unsupported("chat_template")
     tokens = _tokens(service, request)
     piece_of = service.loaded.model.piece
     texts = [piece_of(token).decode(errors="replace") for token in tokens] if request.return_token_strs else None
@@ -79,9 +78,12 @@ def _tokens(service: Service, request: TokenizeRequest) -> Tokens:
         raise invalid("prompt", "exactly one of `prompt` and `messages` is needed")
     if request.prompt is not None:
         return service.prompts.text(request.prompt, adds_special=request.add_special_tokens is not False)
-    return service.prompts.chat(
+    extras = ChatExtras(
+        tools=request.tools or (), documents=request.documents or (), variables=request.chat_template_kwargs or {}
+    )
+    return service.prompts.conversation(
         request.messages or [],
-        tools=request.tools,
+        extras,
         add_generation_prompt=request.add_generation_prompt,
         continue_final_message=bool(request.continue_final_message),
-    )
+    ).tokens

@@ -5,6 +5,7 @@ What is outside of a caller's organisations and projects does not exist for them
 is refused (403). An endpoint that says nothing of its access is for platform admins.
 """
 
+import contextlib
 import hashlib
 import hmac
 import secrets
@@ -16,7 +17,7 @@ from enum import Enum
 from starlette.requests import Request
 
 from gateway.admin.jwks import IssuerUnreachable
-from gateway.admin.oidc import MAX_TOKEN_BYTES, People, TokenRefused, is_token
+from gateway.admin.oidc import MAX_TOKEN_BYTES, Claimed, People, TokenRefused, is_token
 from gateway.errors import ClientError, Problem
 from policies.audit import ActorKind, Author
 from policies.keys import CredentialFault, digest, read_credential
@@ -107,10 +108,24 @@ class Door:
             return Problem(401, str(refused), "authentication_error", "invalid_token")
         except IssuerUnreachable as away:
             return Problem(503, str(away), "service_unavailable_error", "issuer_unavailable", retry_after_s=10)
-        if not person.grants:
-            message = "the token gives its owner no role here: see oidc_role_claim and oidc_organization_claim"
+        try:
+            claimed = () if person.claimed is None else await self._grants_of(person.claimed)
+        except StoreError as error:
+            return store_problem(error)
+        grants = person.grants + claimed
+        if not grants:
+            message = "the token gives its owner no role here: see oidc_role_claim, and the claims of what it is for"
             return Problem(403, message, "permission_error", "no_role")
-        return Caller(ActorKind.PERSON, person.subject, person.grants, request_id)
+        return Caller(ActorKind.PERSON, person.subject, grants, request_id)
+
+    async def _grants_of(self, claimed: Claimed) -> tuple[Grant, ...]:
+        """What a token gives in the projects that it names; one that there is not gives nothing."""
+        grants: tuple[Grant, ...] = ()
+        for project_id in claimed.projects:
+            with contextlib.suppress(UnknownId):
+                project = await self._store.project(project_id)
+                grants += claimed.grants_at(Place(project.organization_id, project.id))
+        return grants
 
     async def _key(self, hashed: bytes, request_id: str) -> Caller | Problem:
         try:

@@ -5,7 +5,7 @@ they may do is asked before an endpoint runs.
 """
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
@@ -27,7 +27,7 @@ from gateway.admin.endpoints import PREFIX, Endpoint, reply
 from gateway.admin.keys import Keys
 from gateway.admin.oidc import People
 from gateway.admin.openapi import openapi
-from gateway.admin.operations import Config, Operations, Reload, nothing_to_reload
+from gateway.admin.operations import Config, Counted, Operations, Reload, nothing_to_reload
 from gateway.admin.tenancy import Tenancy
 from gateway.admin.usage import Usage
 from gateway.errors import ClientError, Problem
@@ -51,17 +51,19 @@ def create_admin_app(
     reload: Reload = nothing_to_reload,
     people: People | None = None,
     on_key_used: Callable[[str], None] = lambda _: None,
+    counted: Sequence[Counted] = (),
 ) -> Starlette:
     """The admin plane. `config`: the settings in force as plain values, for GET /config. `clock`: Unix seconds.
 
     `reload`: reads them again. `usage`: what the ledger tells; None where there is none. `people`: those of the OpenID
     provider, None where there is none; the caller closes it. `on_key_used`: told the id of a key that came in.
+    `counted`: what the supervisor counts.
 
     Raises `ValueError` for a token that no request could carry: empty, too long, or not visible ASCII.
     """
     if read_credential([(b"x-api-key", admin_token.encode())]) != admin_token.encode():
         raise ValueError("the admin token must have 1 to 512 visible ASCII characters")
-    endpoints = admin_endpoints(store, control, config, clock, usage, reload=reload)
+    endpoints = admin_endpoints(store, control, config, clock, usage, reload=reload, counted=counted)
     app = Starlette(
         routes=_routes(endpoints, Places(store)),
         middleware=[Middleware(CallerRequired, door=Door(store, admin_token, people, clock, on_key_used))],
@@ -80,9 +82,10 @@ def admin_endpoints(
     usage: Usage | None = None,
     *,
     reload: Reload = nothing_to_reload,
+    counted: Sequence[Counted] = (),
 ) -> tuple[Endpoint, ...]:
     """Every row of the admin plane with its full path: the routes, the OpenAPI document and the tests follow it."""
-    operations, applied = Operations(control, config, reload, store), Applied(control)
+    operations, applied = Operations(control, config, reload, store, counted), Applied(control)
     versioned = (
         *Tenancy(store, applied).endpoints(),
         *Keys(store, Places(store), applied, clock).endpoints(),

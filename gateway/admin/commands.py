@@ -14,7 +14,7 @@ from gateway.admin.audit_commands import audit
 from gateway.admin.connection import AdminClient, NotFound
 from gateway.admin.limit_commands import limits
 from gateway.admin.names import ORGANIZATION, PROJECT, Kind, find_id
-from gateway.admin.options import choice, segment, words
+from gateway.admin.options import a_name, choice, key_id, one_word, segment, words
 from gateway.admin.receipt_report import candidates_report, request_of
 from gateway.admin.usage_commands import usage
 from policies.lane import Lane
@@ -26,6 +26,7 @@ key = typer.Typer(help="Keys: what a client sends.", no_args_is_help=True)
 replica = typer.Typer(help="Replicas: the engines behind the gateway.", no_args_is_help=True)
 
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+_MOST_S = 100 * 366 * 86400
 _KEY_COLUMNS = ("id", "name", "project_id", "max_lane", "roles", "state")
 _REPLICA_COLUMNS = ("name", "model", "engine", "state", "seats", "running")
 _SHOWN_ONCE = "the secret is shown only this once: keep it now"
@@ -38,13 +39,22 @@ _MEMORY_ONLY = (
 def _seconds(duration: str) -> int:
     if not (found := re.fullmatch(r"(\d{1,9})([smhdw])", duration)):
         raise typer.BadParameter("give a duration such as 90s, 15m, 12h, 30d or 4w")
-    return int(found[1]) * _SECONDS[found[2]]
+    seconds = int(found[1]) * _SECONDS[found[2]]
+    if seconds > _MOST_S:
+        raise typer.BadParameter("that is more than a hundred years")
+    return seconds
 
 
-Name = Annotated[str, typer.Option("--name", help="What people call it.")]
-KeyId = Annotated[str, typer.Argument(help="The key's id, not its secret.")]
+def _time_to_come(duration: str) -> int:
+    if not (seconds := _seconds(duration)):
+        raise typer.BadParameter("it would be over at once; give a duration such as 90s, 15m, 12h, 30d or 4w")
+    return seconds
+
+
+Name = Annotated[str, typer.Option("--name", parser=a_name, metavar="TEXT", help="What people call it.")]
+KeyId = Annotated[str, typer.Argument(parser=key_id, metavar="KEY_ID", help="The key's id, not its secret.")]
 Cascade = Annotated[bool, typer.Option("--cascade", help="What is in it goes too.")]
-ReplicaName = Annotated[str, typer.Argument(help="The replica's name.")]
+ReplicaName = Annotated[str, typer.Argument(parser=a_name, metavar="NAME", help="The replica's name.")]
 
 
 def mount(app: typer.Typer) -> None:
@@ -156,7 +166,7 @@ def create_key(
         ),
     ] = None,
     expires_in: Annotated[
-        int | None, typer.Option("--expires-in", parser=_seconds, metavar="TEXT", help="Such as 12h, 30d or 4w.")
+        int | None, typer.Option("--expires-in", parser=_time_to_come, metavar="TEXT", help="Such as 12h, 30d or 4w.")
     ] = None,
 ) -> Item:
     """Create a key. Its secret is shown this once."""
@@ -193,23 +203,23 @@ def key_state(fields: dict[str, Any], now: float) -> str:
 
 @key.command("revoke", epilog="Example: warmlane key revoke key_0123")
 @asking
-def revoke_key(client: AdminClient, key_id: KeyId) -> Item:
+def revoke_key(client: AdminClient, of: KeyId) -> Item:
     """Revoke a key at once."""
-    return Item(client.ask("DELETE", f"/keys/{segment(key_id)}"))
+    return Item(client.ask("DELETE", f"/keys/{segment(of)}"))
 
 
 @key.command("rotate", epilog="Example: warmlane key rotate key_0123 --overlap 1h")
 @asking
 def rotate_key(
     client: AdminClient,
-    key_id: KeyId,
+    of: KeyId,
     overlap: Annotated[
         int,
         typer.Option("--overlap", parser=_seconds, metavar="TEXT", help="How long the old secret goes on working."),
     ] = "0s",  # type: ignore[assignment]  # parsed as if it had been given
 ) -> Item:
     """Give a key a new secret, shown this once."""
-    return Item(client.ask("POST", f"/keys/{segment(key_id)}/rotate", body={"overlap_s": overlap}), note=_SHOWN_ONCE)
+    return Item(client.ask("POST", f"/keys/{segment(of)}/rotate", body={"overlap_s": overlap}), note=_SHOWN_ONCE)
 
 
 @replica.command("list", epilog="Example: warmlane replica list")
@@ -246,7 +256,12 @@ def release_replica(client: AdminClient, name: ReplicaName) -> Item:
 @asking
 def receipt(
     client: AdminClient,
-    request_id: Annotated[str, typer.Argument(help="The x-request-id of an answer, or the id in its body.")],
+    request_id: Annotated[
+        str,
+        typer.Argument(
+            parser=one_word, metavar="REQUEST_ID", help="The x-request-id of an answer, or the id in its body."
+        ),
+    ],
 ) -> Report:
     """Show why a request went where it went."""
     try:

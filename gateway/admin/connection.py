@@ -109,6 +109,8 @@ class AdminClient:
                 f"{self._url} did not answer like an admin plane (status {answer.status_code})"
             ) from error
         if not answer.is_success:
+            if answer.status_code == httpx.codes.UNAUTHORIZED:
+                raise CommandFailed(f"{self._url} does not take this token: {_sentence(value, 401)}")
             raise (NotFound if answer.status_code == 404 else CommandFailed)(_sentence(value, answer.status_code))
         return value
 

@@ -11,10 +11,12 @@ from gateway.admin.names import ORGANIZATION, PROJECT, Kind, find_id
 from gateway.admin.options import AsJson, Token, Url, connected, segment
 from gateway.admin.output import one_sentence, write_item, write_json
 from gateway.admin.simulate_command import simulate_limits
+from policies.limits import MAX_DOCUMENT_BYTES
 
 limits = typer.Typer(help="Limits of an organisation or a project.", no_args_is_help=True)
 
 _OF_WHAT = "give --project or --org, or the id of one (proj_…, org_…)"
+_ONE_DOCUMENT = "give the document as an argument or with --file, one of them"
 
 ProjectOption = Annotated[str | None, typer.Option("--project", help="The name or id of a project.")]
 OrgOption = Annotated[str | None, typer.Option("--org", help="The name or id of an organisation.")]
@@ -64,6 +66,8 @@ def set_limits(
 ) -> None:
     """Replace a limits document as a whole: what is not in the new one is inherited, so '{}' takes all limits back."""
     given_words = list(words or [])
+    if file is not None and given_words and given_words[-1].lstrip()[:1] in ("{", "["):
+        raise typer.BadParameter(_ONE_DOCUMENT)
     texts = [] if file is not None else given_words[-1:]
     kind, given = _subject(project, organization, given_words[: len(given_words) - len(texts)])
     if file is None and not texts:
@@ -83,7 +87,7 @@ def _subject(project: str | None, organization: str | None, ids: Sequence[str]) 
     named = [(PROJECT, project), (ORGANIZATION, organization), *((_kind(one), one) for one in ids)]
     given = [(kind, name) for kind, name in named if name is not None]
     if len(given) != 1:
-        raise typer.BadParameter(_OF_WHAT if not given else f"{_OF_WHAT}, one of them; and one document")
+        raise typer.BadParameter(_OF_WHAT if not given else f"{_OF_WHAT}: exactly one of them")
     return given[0]
 
 
@@ -91,7 +95,7 @@ def _kind(given: str) -> Kind:
     for kind in (ORGANIZATION, PROJECT):
         if given.startswith(kind.prefix):
             return kind
-    raise typer.BadParameter(_OF_WHAT)
+    raise typer.BadParameter(f"{given[:64]!r} is no id: {_OF_WHAT}")
 
 
 def _path(client: AdminClient, kind: Kind, given: str) -> str:
@@ -100,6 +104,7 @@ def _path(client: AdminClient, kind: Kind, given: str) -> str:
 
 def _content(file: Path) -> bytes:
     try:
-        return file.read_bytes()
+        with file.open("rb") as opened:
+            return opened.read(MAX_DOCUMENT_BYTES + 1)  # the admin plane has a sentence for one that is too long
     except OSError as error:
         raise CommandFailed(f"cannot read {file}: {error.strerror}") from error

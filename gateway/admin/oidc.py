@@ -5,7 +5,7 @@ audience, subject and times must all be there and right. No message repeats what
 """
 
 import contextlib
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,8 +18,10 @@ from policies.tenant import Role
 
 MAX_TOKEN_BYTES = 16 * 1024  # chosen: the largest that providers send, with hundreds of groups
 MAX_SUBJECT = 255  # OpenID Connect Core, section 2
-MAX_ORGANIZATIONS = 32  # chosen: grants are looked at for every request
+MAX_ORGANIZATIONS = MAX_PROJECTS = 32  # chosen: grants are looked at for every request
+_OF_PROJECTS = frozenset({Role.PROJECT_ADMIN, Role.VIEWER})
 _REQUIRED = ["exp", "iss", "aud", "sub"]
+_ABSENT = object()  # a claim that is not there; one that says nothing narrows, too
 
 
 class TokenRefused(Exception):
@@ -27,11 +29,33 @@ class TokenRefused(Exception):
 
 
 @dataclass(frozen=True, slots=True)
+class Claimed:
+    """Roles in projects that a token names by their ids. Which organisation each is of, only the store knows.
+
+    `organizations`: where they must be, None: anywhere.
+    """
+
+    roles: tuple[Role, ...]
+    projects: tuple[str, ...]
+    organizations: frozenset[str] | None
+
+    def grants_at(self, place: Place) -> tuple[Grant, ...]:
+        """What the token gives at one of the projects, once it is known where that is."""
+        if self.organizations is not None and place.organization_id not in self.organizations:
+            return ()
+        return tuple(Grant(role, place) for role in self.roles)
+
+
+@dataclass(frozen=True, slots=True)
 class Person:
-    """Somebody the provider vouches for. `subject`: its own name for them, for the audit log."""
+    """Somebody the provider vouches for. `subject`: its own name for them, for the audit log.
+
+    `grants`: what holds as it stands; `claimed`: what holds for those of its projects that there are.
+    """
 
     subject: str
     grants: tuple[Grant, ...]
+    claimed: Claimed | None = None
 
 
 class People:
@@ -52,7 +76,7 @@ class People:
         subject = claims["sub"]
         if not (isinstance(subject, str) and 0 < len(subject) <= MAX_SUBJECT):
             raise TokenRefused("the token does not say whose it is")
-        return Person(subject, grants_of(claims, self._section))
+        return Person(subject, grants_of(claims, self._section), claimed_by(claims, self._section))
 
     async def close(self) -> None:
         """Harmless the second time."""
@@ -105,23 +129,55 @@ def is_token(credential: bytes) -> bool:
 
 
 def grants_of(claims: Mapping[str, Any], section: AdminSection) -> tuple[Grant, ...]:
-    """What the claims give: a platform admin everything, everybody else only in the organisations that are named."""
-    meaning = section.oidc_roles or {role.value: role for role in Role}
-    roles = {meaning[word] for word in _words(claims, section.oidc_role_claim) if word in meaning}
-    organizations = list(dict.fromkeys(_words(claims, section.oidc_organization_claim)))[:MAX_ORGANIZATIONS]
+    """What the claims give: a platform admin everything, everybody else only in the organisations that are named.
+
+    Where projects are named, too, the roles of a project are not here: they hold for these alone (`claimed_by`).
+    """
+    roles = _roles(claims, section)
     grants = [Grant(Role.PLATFORM_ADMIN, EVERYWHERE)] if Role.PLATFORM_ADMIN in roles else []
-    within = sorted(roles - {Role.PLATFORM_ADMIN, Role.SERVICE}, key=lambda role: role.value)
-    grants += [Grant(role, Place(one)) for one in organizations for role in within]
+    elsewhere = frozenset() if _claim(claims, section.oidc_project_claim) is _ABSENT else _OF_PROJECTS
+    within = _in_order(roles - {Role.PLATFORM_ADMIN, Role.SERVICE} - elsewhere)
+    grants += [Grant(role, Place(one)) for one in _organizations(claims, section) for role in within]
     return tuple(grants)
 
 
+def claimed_by(claims: Mapping[str, Any], section: AdminSection) -> Claimed | None:
+    """The projects that are named, and the roles in them; None where none is, or no role that a project has."""
+    roles = _in_order(_roles(claims, section) & _OF_PROJECTS)
+    projects = tuple(dict.fromkeys(_words(claims, section.oidc_project_claim)))[:MAX_PROJECTS]
+    if not (roles and projects):
+        return None
+    is_anywhere = _claim(claims, section.oidc_organization_claim) is _ABSENT
+    organizations = None if is_anywhere else frozenset(_organizations(claims, section))
+    return Claimed(roles, projects, organizations)
+
+
+def _roles(claims: Mapping[str, Any], section: AdminSection) -> frozenset[Role]:
+    meaning = section.oidc_roles or {role.value: role for role in Role}
+    return frozenset(meaning[word] for word in _words(claims, section.oidc_role_claim) if word in meaning)
+
+
+def _in_order(roles: Iterable[Role]) -> tuple[Role, ...]:
+    return tuple(sorted(roles, key=lambda role: role.value))
+
+
+def _organizations(claims: Mapping[str, Any], section: AdminSection) -> list[str]:
+    return list(dict.fromkeys(_words(claims, section.oidc_organization_claim)))[:MAX_ORGANIZATIONS]
+
+
+def _claim(claims: Mapping[str, Any], name: str) -> Any:
+    """What a claim says, `_ABSENT` if it is not there. A name with dots is one claim, else a path."""
+    if name in claims:
+        return claims[name]
+    value: Any = claims
+    for part in name.split("."):
+        value = value.get(part, _ABSENT) if isinstance(value, Mapping) else _ABSENT
+    return value
+
+
 def _words(claims: Mapping[str, Any], name: str) -> Iterator[str]:
-    """The words of a claim: a list's, or a text's between blanks. A name with dots is one claim, else a path."""
-    value: Any = claims.get(name)
-    if value is None and name not in claims:
-        value = claims
-        for part in name.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
+    """The words of a claim: a list's, or a text's between blanks."""
+    value = _claim(claims, name)
     words = value.split() if isinstance(value, str) else value if isinstance(value, list) else []
     return (word for word in words if isinstance(word, str) and word)
 

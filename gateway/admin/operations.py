@@ -1,8 +1,8 @@
 """What the gateways know and do, over HTTP: replicas, requests, receipts, queue, statistics, configuration, metrics."""
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import msgspec
 import structlog
@@ -10,12 +10,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.admin.access import Subject, caller_of
+from gateway.admin.aggregate import summed, summed_exposition
 from gateway.admin.control_client import GatewayControl
 from gateway.admin.endpoints import Endpoint, read_bounded, reply
 from gateway.admin.wire import ReloadedBody
 from gateway.errors import ClientError
 from gateway.settings import ConfigError
-from policies.audit import Change
+from observability.metrics import GaugeRows, exposition
+from policies.audit import Author, Change
 from policies.roles import EVERYWHERE, Action, Place
 from policies.store import Store, StoreError
 
@@ -29,6 +31,18 @@ Config = Callable[[], Mapping[str, Any]]
 Reload = Callable[[], Awaitable[ReloadedBody]]
 
 
+class Counted(Protocol):
+    """A part of the supervisor that counts: whoever keeps the ledger, or the settings."""
+
+    def statistics(self) -> dict[str, Any]:
+        """What goes into the statistics, under a name of its own."""
+        ...
+
+    def metrics(self) -> GaugeRows:
+        """The same as metrics."""
+        ...
+
+
 async def nothing_to_reload() -> ReloadedBody:
     """For settings that came from no file: they are as they were."""
     return ReloadedBody()
@@ -37,8 +51,14 @@ async def nothing_to_reload() -> ReloadedBody:
 class Operations:
     """The endpoints of what runs. `config`: the settings in force as plain values, asked at every request."""
 
-    def __init__(self, control: GatewayControl, config: Config, reload: Reload, store: Store) -> None:
-        """`reload`: raises `ConfigError` for a configuration that cannot be used. `store`: has the audit log."""
+    def __init__(
+        self, control: GatewayControl, config: Config, reload: Reload, store: Store, counted: Sequence[Counted] = ()
+    ) -> None:
+        """`reload`: raises `ConfigError` for a configuration that cannot be used. `store`: has the audit log.
+
+        `counted`: what the supervisor counts beside the gateways.
+        """
+        self._counted = counted
         self._store = store
         self._control = control
         self._config = config
@@ -89,7 +109,8 @@ class Operations:
 
     async def statistics(self, _: Request) -> Response:
         """GET /statistics."""
-        return reply(await self._control.statistics())
+        found = await self._control.statistics()
+        return reply(summed([found, *(one.statistics() for one in self._counted)]))
 
     async def config(self, _: Request) -> Response:
         """GET /config."""
@@ -105,7 +126,9 @@ class Operations:
 
     async def metrics(self, _: Request) -> Response:
         """GET /metrics."""
-        return Response(await self._control.metrics(), media_type="text/plain; version=0.0.4; charset=utf-8")
+        texts = [await self._control.metrics()]
+        texts += [exposition(one.metrics) for one in self._counted]
+        return Response(summed_exposition(texts), media_type="text/plain; version=0.0.4; charset=utf-8")
 
     async def _record(self, request: Request) -> bytes | None:
         """The record of the request in the path, if the caller may see it."""
@@ -118,10 +141,7 @@ class Operations:
     async def _changed(self, request: Request, action: str, answer: Response) -> Response:
         """The answer, once the audit log has it. What runs must be operable while the store is away."""
         change = Change(action, request.path_params.get("name", "config"), after=bytes(answer.body))
-        try:
-            await self._store.note_change(change, by=caller_of(request).author)
-        except StoreError as error:
-            log.warning("audit.not_written", action=action, error=str(error))
+        await note(self._store, change, caller_of(request).author)
         return answer
 
     def endpoints(self) -> tuple[Endpoint, ...]:
@@ -170,6 +190,14 @@ class Operations:
                 answer=ReloadedBody,
             ),
         )
+
+
+async def note(store: Store, change: Change, by: Author) -> None:
+    """Write down what was done to what runs. Where the store is away the log has to do."""
+    try:
+        await store.note_change(change, by=by)
+    except StoreError as error:
+        log.warning("audit.not_written", action=change.action, error=str(error))
 
 
 class _Whose(msgspec.Struct):

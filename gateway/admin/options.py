@@ -40,6 +40,27 @@ def connected(url: str | None, token: str | None) -> AdminClient:
     return AdminClient(find_connection(url, token))
 
 
+def key_id(given: str) -> str:
+    """The parser of a key's id. A secret given in its place is neither sent nor shown again."""
+    if given.startswith("wl-"):
+        raise typer.BadParameter("that is a key's secret; give its id (key_…), which `warmlane key list` shows")
+    return one_word(given)
+
+
+def one_word(given: str) -> str:
+    """The parser of an id: it is not empty and has no slash, so that it is one part of a path."""
+    if not given or "/" in given:
+        raise typer.BadParameter(f"{given!r} is no id")
+    return given
+
+
+def a_name(given: str) -> str:
+    """The parser of a name that must not be empty, as a script's unset variable is."""
+    if not given:
+        raise typer.BadParameter("it is empty")
+    return given
+
+
 def segment(value: str) -> str:
     """A path segment from what a person gave: nothing in it, dots included, can leave its segment."""
     return quote(value, safe="").replace(".", "%2E")

@@ -1,5 +1,6 @@
 """`warmlane limits simulate`: a limits document tried on the past, before it is set."""
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any
@@ -13,10 +14,11 @@ from gateway.admin.options import AsJson, Token, Url, connected, segment
 from gateway.admin.output import one_sentence, write_json, write_table
 from gateway.admin.usage_commands import From, To, given, progress_bar
 from gateway.admin.usage_export import pages
-from gateway.usage_wire import ledger_row
+from gateway.errors import ClientError
+from gateway.usage_wire import ledger_row, read_period
 from policies.ledger import LedgerRow
 from policies.limits import LimitsDocument, LimitsError, effective, parse_limits
-from policies.limits_replay import LimitsReplay, Replay
+from policies.limits_replay import LimitsReplay, Replay, primed_from
 from policies.tenant import Tenant
 
 COLUMNS = ("limit", "requests", "share", "charged_tokens", "first_at")
@@ -35,20 +37,32 @@ def simulate_limits(
 ) -> None:
     """Tell what a limits document would have refused in a past period. Nothing is changed.
 
-    The period begins with nothing used; to try a budget, let it begin with the day or the month.
+    What was used of the minute, the day and the month in which the period begins counts as it was.
     """
     proposed = _parsed(_content(document), str(document))
     with connected(url, token) as client, progress_bar() as progress:
         project_id = find_id(client, PROJECT, project)
         organization = str(client.ask("GET", f"/projects/{segment(project_id)}")["organization_id"])
-        replay = LimitsReplay(_tenants(client, organization, project_id, proposed), project_id)
-        query = {"organization_id": organization} | given({"from": since, "to": until})
-        expected = sum(row["requests"] for row in client.list_all("/usage", {**query, "group_by": "day"}))
-        task = progress.add_task("replaying", total=expected)
-        for rows in _rows(client, query):
-            replay.take(rows)
-            progress.advance(task, len(rows))
+        tenants = _tenants(client, organization, project_id, proposed)
+        replay = LimitsReplay(tenants, project_id)
+        period = _period(since, until)
+        before = (primed_from(tenants.values(), period[0]), period[0])
+        for of, take in ((before, replay.prime), (period, replay.take)):
+            query = {"organization_id": organization, "from": of[0], "to": of[1]}
+            expected = sum(row["requests"] for row in client.list_all("/usage", {**query, "group_by": "day"}))
+            task = progress.add_task("replaying" if of is period else "before that", total=expected)
+            for rows in _rows(client, query):
+                take(rows)
+                progress.advance(task, len(rows))
     _write(replay.found, as_json=as_json)
+
+
+def _period(since: str | None, until: str | None) -> tuple[int, int]:
+    """As the admin plane reads it."""
+    try:
+        return read_period(given({"from": since, "to": until}), time.time())
+    except ClientError as error:
+        raise CommandFailed(str(error)) from error
 
 
 def _tenants(client: AdminClient, organization: str, project_id: str, proposed: LimitsDocument) -> dict[str, Tenant]:
@@ -75,7 +89,7 @@ def _parsed(content: bytes, where: str) -> LimitsDocument:
     try:
         return parse_limits(content)
     except LimitsError as error:
-        raise CommandFailed(f"{where} is no limits document: {error}") from error
+        raise CommandFailed(f"{where}: {error}") from error
 
 
 def _content(file: Path) -> bytes:

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from gateway.errors import ClientError
+from policies.json_fault import plainly
 from policies.lane import Lane
 from policies.limits import bad_field
 from policies.store import Deleted, Key, Organization, Project
@@ -183,4 +184,5 @@ def read_body(body: bytes, kind: type[T]) -> T:
         return msgspec.json.decode(body, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         param = bad_field(str(error), body)
-        raise ClientError(f"the body cannot be used: {error}", param=param, code="invalid_body") from error
+        message = f"the body cannot be used: {plainly(str(error), param)}"
+        raise ClientError(message, param=param, code="invalid_body") from error

@@ -1,5 +1,6 @@
 """What a team sees with its own key: its limits, its usage, its requests. Another project's do not exist here."""
 
+import asyncio
 from collections.abc import Awaitable, Callable
 
 import msgspec
@@ -23,6 +24,10 @@ from policies.meters import NANODOLLARS, Counted, Moment
 from policies.quota import LimitStanding, Quotas
 from policies.store import StoreError
 from policies.tenant import Tenant
+
+# Waits between looks into a shared ledger for a request that another gateway may have served just now: it is there when
+# that gateway's supervisor has taken it in, every 250 ms. Together the time that an unknown id takes to be told.
+LOOKS_AGAIN_S = (0.1, 0.15, 0.25, 0.5)
 
 
 class OwnLimit(Struct, frozen=True):
@@ -52,7 +57,10 @@ class OwnLimits(Struct, frozen=True):
 
 
 class OwnRequest(Struct, frozen=True):
-    """How one request went. `reason`: the code of what went wrong, `limit`: which limit refused it."""
+    """How one request went. `reason`: the code of what went wrong, `limit`: which limit refused it.
+
+    `is_estimated`: no engine reported the tokens, they were predicted and counted by the text that came.
+    """
 
     id: str
     created_at: float
@@ -70,6 +78,7 @@ class OwnRequest(Struct, frozen=True):
     completion_tokens: int | None
     charged_tokens: int
     cost_usd: float | None
+    is_estimated: bool
     recovered: bool
 
 
@@ -89,8 +98,10 @@ class Own:
         *,
         clock: Callable[[], float],
         unix: Callable[[], float],
+        is_shared: bool = False,
     ) -> None:
-        """`clock`: monotonic seconds, `unix`: Unix seconds."""
+        """`clock`: monotonic seconds, `unix`: Unix seconds. `is_shared`: whether there are other gateways."""
+        self._looks_again_s = LOOKS_AGAIN_S if is_shared else ()
         self._directory = directory
         self._quotas = quotas
         self._recorder = recorder
@@ -145,14 +156,22 @@ class Own:
         return _request(row)
 
     async def _row(self, request_id: str, project_id: str) -> LedgerRow | None:
-        """What this process remembers is there at once, also before the ledger has it.
+        """What this process remembers is there at once, what another has served within a second of its end.
 
         Another project's is looked for in the ledger like one that never was: it must not take a shorter time.
         """
         remembered = self._recorder.find(request_id)
         if remembered is not None and remembered[0].project == project_id:
             return row_of(remembered[0])
-        return None if self._ledger is None else await self._ledger.row(request_id)
+        if self._ledger is None:
+            return None
+        found = await self._ledger.row(request_id)
+        for wait_s in self._looks_again_s:
+            if found is not None and found.project == project_id:
+                break
+            await asyncio.sleep(wait_s)
+            found = await self._ledger.row(request_id)
+        return found
 
     def _for_caller(self, answer: Answer) -> Callable[[Request], Awaitable[Response]]:
         """The answer for whoever has a key, or what is wrong."""
@@ -210,6 +229,7 @@ def _request(row: LedgerRow) -> OwnRequest:
         completion_tokens=row.completion_tokens,
         charged_tokens=row.charged_tokens,
         cost_usd=None if row.cost_nanousd is None else row.cost_nanousd / NANODOLLARS,
+        is_estimated=row.is_estimated,
         recovered=row.recovered,
     )
 

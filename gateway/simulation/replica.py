@@ -21,7 +21,7 @@ from engines.step_cost import StepCost, StepCostFitter
 from gateway.simulation.prompts import tokens_of
 from gateway.simulation.workload import SimulatedRequest
 
-_SAMPLED = tuple(Sampled(token) for token in range(256))  # passages have no other tokens
+_SAMPLED = tuple((Sampled(token),) for token in range(256))  # passages have no other tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,8 @@ class SimulatedReplica:
         self._plan = None
         self._fitter.observe(plan.num_decode_rows, plan.num_prefill_tokens, self._seconds)
         answers = self._answers
-        sampled = [_SAMPLED[answers[s.id][s.num_output]] for s in self.scheduler.sampling_sequences(plan)]
+        sequences = (row.sequence for row in self.scheduler.sampling_rows(plan))
+        sampled = [_SAMPLED[answers[sequence.id][sequence.num_output]] for sequence in sequences]
         deltas = self.scheduler.complete(plan, sampled, now)
         for delta in deltas:
             if delta.finish_reason is not None:

@@ -209,3 +209,15 @@ class ShadowMachine(RuleBasedStateMachine):
 
 TestShadowMachine = ShadowMachine.TestCase
 TestShadowMachine.settings = settings(max_examples=40, stateful_step_count=25, deadline=None)
+
+
+def test_only_what_was_routed_lately_is_fresh():
+    """Heads are touched with every prompt behind them, so what is fresh comes first."""
+    shadow = ShadowIndex(1000, 100)
+    whole = key_of("system", "hello", "answer")
+    shadow.insert(whole, now=1.0)
+    shadow.insert(key_of("system", "hello"), now=5.0)
+    assert shadow.num_fresh(whole, 3, since=0.0) == 3
+    assert shadow.num_fresh(whole, 3, since=2.0) == 2
+    assert shadow.num_fresh(whole, 1, since=2.0) == 1
+    assert shadow.num_fresh(whole, 3, since=6.0) == 0

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from contextlib import asynccontextmanager
+from contextlib import aclosing, asynccontextmanager
 
 import pytest
 
@@ -105,6 +105,18 @@ async def test_what_was_made_is_there_for_who_opens_it_later(reopen, store, proj
     async with opened(reopen) as again:
         assert await again.snapshot() == before
         assert before.keys == (key,)
+
+
+async def test_who_listens_for_changes_hears_of_one_or_that_there_is_nobody_to_tell(reopen, store):
+    """A directory listens and polls besides, so both are right; it must not wait for what never comes."""
+    async with await reopen() as other, aclosing(other.changes()) as changes, asyncio.timeout(10):
+        try:
+            await anext(changes)  # something may have been missed before
+        except StopAsyncIteration:
+            assert isinstance(other, SqliteStore)
+            return
+        await store.create_organization("acme")
+        await anext(changes)
 
 
 async def test_every_change_raises_the_revision_and_no_read_does(store, project):

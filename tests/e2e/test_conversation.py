@@ -112,6 +112,28 @@ def test_two_tenants_share_no_cache_and_one_tenant_does(demo, client):
     assert all(cached[2:])
 
 
+def blocks_told(demo):
+    """Blocks that each worker has told it holds, by replica."""
+    return {one["name"]: one["kv_events"]["blocks"] for one in demo.admin("/replicas")["data"]}
+
+
+def test_a_receipt_says_exactly_what_the_worker_then_takes_from_its_cache(demo, client):
+    """The workers tell what they hold, the gateway makes the prompt's tokens: the hit is known before it happens."""
+    messages = [{"role": "system", "content": f"Exactly. {SYSTEM}"}, {"role": "user", "content": "What is rain?"}]
+    before = blocks_told(demo)
+    _, _, request_id = turn(client, messages, is_streaming=False)
+    home = receipt_of(demo, request_id)["chosen"]
+    deadline = time.monotonic() + PATIENCE_S
+    while blocks_told(demo)[home] < before[home] + 20:
+        assert time.monotonic() < deadline, "the worker's events do not come"
+    _, usage, request_id = turn(client, messages, is_streaming=False)
+    receipt = receipt_of(demo, request_id)
+    exact = {one["replica"]: one["hit_tokens"]["exact"] for one in receipt["candidates"]}
+    assert exact[home] == usage.prompt_tokens_details.cached_tokens > 300
+    assert receipt["predicted"]["hit_tokens"] == exact[home]
+    assert all(one["kv_events"]["standing"] == "complete" for one in demo.admin("/replicas")["data"])
+
+
 def test_a_client_that_leaves_makes_the_worker_stop(demo, client):
     """Closing a stream aborts the sequence in the engine: the worker is idle again long before 2,000 tokens."""
     stream = client.chat.completions.create(

@@ -3,8 +3,10 @@
 import asyncio
 import contextlib
 import csv
+import functools
 import json
 import random
+import shutil
 import sqlite3
 
 import httpx
@@ -216,6 +218,50 @@ async def test_each_of_several_gateways_is_replayed(tmp_path, redis_server):  # 
     async with await RedisLedger.open(redis_server.url, Retention(30, 400)) as ledger:
         await check(ledger, system, list((home / "ledger").iterdir()))
     assert len(system.done) == 300
+
+
+@pytest.mark.usefixtures("redis_program")
+async def test_every_gateway_knows_a_request_whichever_served_it(tmp_path, redis_server):  # noqa: F811
+    """The first asking after the end already: at another gateway it waits until the ledger has the request."""
+    async with system_of(tmp_path / "home", store=redis_server.url, processes=2) as system:
+        for number in range(3):
+            found = await system.ask(number, stream=number % 2 == 0)
+            path = f"/requests/{found.header('x-request-id')}"
+            # Each on a connection of its own, which the kernel gives to either gateway.
+            answers = await asyncio.gather(*(asyncio.to_thread(system.get, path) for _ in range(12)))
+            assert [one.status_code for one in answers] == [200] * 12
+            assert len({one.content for one in answers}) == 1
+        assert (await asyncio.to_thread(system.get, "/requests/req_none")).status_code == 404
+
+
+async def test_a_ledger_that_is_removed_while_requests_run_loses_none(tmp_path):
+    """Both the file that the supervisor fills and the folder that gateways write to; told in the log and the numbers."""
+    home = tmp_path / "home"
+    async with system_of(home) as system:
+
+        async def count(number):
+            return (await asyncio.to_thread(system.running.admin, "/statistics"))["ledger"][number]
+
+        async def is_restored(times):
+            await system.ask_until_done(len(system.done))
+            return await count("restored") == times
+
+        async def is_taken():
+            return await count("waiting") == 0
+
+        for removal in (1, 2):
+            for _ in range(10):
+                await system.ask_until_done(len(system.done))
+            shutil.rmtree(home / "ledger")
+            for path in home.glob("warmlane.ledger.sqlite3*"):
+                path.unlink()
+            await until(functools.partial(is_restored, 2 * removal))  # the gateway's and the supervisor's
+        await until(is_taken)
+        assert system.running.stderr.count("ledger.file_removed") == 2
+        assert system.running.stderr.count("ledger.store_removed") == 2
+    async with await SqliteLedger.open(home / "warmlane.ledger.sqlite3") as ledger:
+        await check(ledger, system, list((home / "ledger").iterdir()))
+    assert len(system.done) >= 22
 
 
 async def test_a_killed_supervisor_leaves_everything_to_the_next(tmp_path):

@@ -38,7 +38,7 @@ def bare_run(runner: Runner, prompt: Sequence[int], num_tokens: int) -> list[Cho
         for at in range(0, len(fed), runner.max_step_tokens):
             chunk = fed[at : at + runner.max_step_tokens]
             is_last = at + len(chunk) == len(fed)
-            logits = runner.execute(StepPlan(0, (), (Row(0, start, chunk, samples=is_last),)))
+            logits = runner.execute(StepPlan(0, (), (Row(0, start, chunk, num_samples=int(is_last)),)))
             start += len(chunk)
         choices.append(choice_of(logits[0]))
         fed = (choices[-1].best,)

@@ -13,6 +13,7 @@ from engines.hardware import (
     Hardware,
     best_engine,
     cgroup_limits,
+    cores_here,
     detect,
     parse_cpu_max,
     parse_cpuinfo,
@@ -240,3 +241,13 @@ def test_what_is_missing_is_said_in_a_sentence():
     (missing,) = best_engine(replace(PLAIN, cpu_features=frozenset())).missing
     assert "AVX2" in missing
     assert best_engine(replace(PLAIN, machine="aarch64", cpu_features=frozenset())).missing == ()
+
+
+def test_the_cores_of_a_process_are_those_its_quota_pays_for(tmp_path):
+    """A container of half a core computes with one thread, whatever its host owns."""
+    assert cores_here(tmp_path) >= 1
+    (tmp_path / "proc" / "self").mkdir(parents=True)
+    (tmp_path / "proc" / "self" / "cgroup").write_text("0::/box\n")
+    (tmp_path / "sys" / "fs" / "cgroup" / "box").mkdir(parents=True)
+    (tmp_path / "sys" / "fs" / "cgroup" / "box" / "cpu.max").write_text("50000 100000\n")
+    assert cores_here(tmp_path) == 1

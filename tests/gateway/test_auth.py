@@ -43,6 +43,7 @@ class FlakyStore:
         self.is_down = False
         self.num_asked = 0
         self.asked = asyncio.Event()
+        self.news = asyncio.Queue()
 
     async def revision(self) -> int:
         self.num_asked += 1
@@ -53,6 +54,10 @@ class FlakyStore:
 
     async def snapshot(self):
         return await self._inner.snapshot()
+
+    async def changes(self):
+        while True:
+            yield await self.news.get()
 
     async def until_asked(self, times: int = 1) -> None:
         for _ in range(times):
@@ -206,6 +211,26 @@ async def test_following_brings_a_revocation_without_a_nudge(store, project):
     await store.revoke_key(key.id)
     await flaky.until_asked(2)
     assert failure(directory.authenticate(bearer(secret.text), START)) is AuthFailureKind.UNKNOWN
+    following.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await following
+
+
+async def test_news_of_the_store_bring_a_revocation_long_before_the_poll(store, project):
+    """Another machine's admin plane cannot nudge this gateway; Redis tells it."""
+    key, secret = await store.create_key(NewKey(project.id, "laptop"))
+    telling, changed = FlakyStore(store), asyncio.Event()
+    directory = Directory(telling, changed.set)
+    following = asyncio.create_task(directory.follow(poll_s=3600.0))
+    async with asyncio.timeout(10):
+        await changed.wait()
+        changed.clear()
+        await store.revoke_key(key.id)
+        for _ in range(3):  # at once, they make one refresh more, or two
+            telling.news.put_nowait(None)
+        await changed.wait()
+    assert failure(directory.authenticate(bearer(secret.text), START)) is AuthFailureKind.UNKNOWN
+    assert telling.num_asked <= 3
     following.cancel()
     with pytest.raises(asyncio.CancelledError):
         await following

@@ -106,7 +106,7 @@ def test_a_folder_that_is_a_file_is_said_so(tmp_path):
     """One sentence."""
     (tmp_path / "warmlane.sqlite3").write_bytes(b"")
     (tmp_path / "copies").write_text("")
-    with pytest.raises(StoreError, match="cannot be made"):
+    with pytest.raises(StoreError, match="copies is a file; give a folder"):
         backup(Settings(), tmp_path, tmp_path / "copies")
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.chunks import read_answer, read_chunk, usage_chunk, without_usage
+from gateway.chunks import answer_text_bytes, read_answer, read_chunk, usage_chunk, without_usage
 
 USAGE = {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13}
 
@@ -56,6 +56,54 @@ def test_text_of_a_completion_is_content():
     """The older surface has no delta."""
     assert read_chunk(b'{"choices":[{"index":0,"text":"x","finish_reason":null}]}').has_content
     assert not read_chunk(b'{"choices":[{"index":0,"text":""}]}').has_content
+
+
+TEXTS = [
+    ({"content": "tea"}, 3),
+    ({"content": "x" * 5000}, 5000),
+    ({"content": 'a\n"b"'}, 5),
+    ({"content": "\u65e5\u672c"}, 6),
+    ({"reasoning_content": "hm"}, 2),
+    ({"reasoning": "hmm"}, 3),
+    ({"refusal": "no"}, 2),
+    ({"tool_calls": [{"index": 0, "id": "call_1", "function": {"name": "look", "arguments": ""}}]}, 4),
+    ({"tool_calls": [{"index": 0, "function": {"arguments": '{"a":1}'}}, {"function": {"arguments": "xy"}}]}, 9),
+    ({"tool_calls": [{"index": 0}]}, 1),
+    ({"role": "assistant", "content": None}, 0),
+    ({}, 0),
+]
+
+
+@pytest.mark.parametrize("is_ascii", [True, False])
+@pytest.mark.parametrize(("said", "size"), TEXTS)
+def test_the_size_of_what_is_said_is_known_in_every_shape(said, size, is_ascii):
+    """Of text, thoughts and tool calls, without the JSON around them; the same whether an engine escapes or not."""
+    choice = {"index": 0, "finish_reason": None}
+    chunks = [
+        json.dumps({"choices": [{**choice, "delta": said}], **more}, ensure_ascii=is_ascii)
+        for more in ({}, {"usage": None})
+    ]
+    assert [read_chunk(one.encode(), with_size=True).text_bytes for one in chunks] == [size, size]
+    whole = json.dumps({"choices": [{**choice, "message": said}] * 2}, ensure_ascii=is_ascii)
+    assert answer_text_bytes(whole.encode()) == 2 * size
+
+
+def test_the_size_of_a_completions_text_is_known():
+    """And that of a shape that nobody knows is all of it."""
+    assert read_chunk(b'{"choices":[{"index":0,"text":"tea"}]}', with_size=True).text_bytes == 3
+    assert answer_text_bytes(b'{"choices":[{"text":"tea"},{"text":"for two"}]}') == 10
+    assert answer_text_bytes(b'{"choices":[{"message":"tea"}]}') == len(b'{"message":"tea"}')
+    assert read_chunk(chunk({"tool_calls": "[odd]"}), with_size=True).text_bytes == len(b'"[odd]"')
+
+
+def test_a_whole_answer_counts_its_thoughts_and_its_text():
+    """A chunk holds one kind; a message may hold them all."""
+    said = {
+        "reasoning_content": "hm",
+        "content": "tea",
+        "tool_calls": [{"function": {"name": "pour", "arguments": "{}"}}],
+    }
+    assert answer_text_bytes(json.dumps({"choices": [{"message": said}]}).encode()) == 2 + 3 + 6
 
 
 def test_a_finish_names_its_choices():

@@ -3,6 +3,7 @@
 # ruff: noqa: F811  # fixtures of a module are named again where they are asked for
 
 import json
+import os
 import tempfile
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
+from gateway.config_file import MAX_FILE_BYTES
 from gateway.settings import ConfigError, Settings, load
 from tests.gateway.config_files import REPLICA, bare_environment, complaint, file  # noqa: F401  # fixtures
 
@@ -120,3 +122,39 @@ def test_settings_in_force_can_be_handed_on_as_json(file, tmp_path):
     assert load(handed) == settings
     handed.write_text("[1]")
     assert "is not JSON" in complaint(handed)
+
+
+@pytest.fixture
+def pipe(tmp_path):
+    """A named pipe that nobody writes to."""
+    os.mkfifo(tmp_path / "w.toml")
+    return tmp_path / "w.toml"
+
+
+def test_a_pipe_is_refused_and_not_waited_for(pipe):
+    """Whoever opens one waits until somebody writes: a reload would never end."""
+    with pytest.raises(ConfigError, match=r"cannot read the configuration .*w\.toml: it is no regular file"):
+        load(pipe)
+
+
+@pytest.mark.parametrize("path", ["/dev/zero", "/dev/null", "/dev/tty", "/"])
+def test_what_is_no_regular_file_is_refused(path):
+    """A device may give for ever, or nothing, which would be the defaults."""
+    with pytest.raises(ConfigError, match=f"cannot read the configuration {path}: "):
+        load(Path(path))
+
+
+@pytest.mark.parametrize("name", ["w.toml", "w.json"])
+def test_a_file_that_is_far_too_large_is_refused_unread(tmp_path, name):
+    """A log under the name of a configuration; a sparse file of a terabyte."""
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(ConfigError, match="has more than 1024 KiB"):
+        load(tmp_path / name)
+
+
+def test_a_file_of_the_largest_size_is_read(tmp_path):
+    """The bound itself is allowed; so is a link to a file."""
+    (tmp_path / "w.toml").write_bytes(b"#" * MAX_FILE_BYTES)
+    (tmp_path / "link.toml").symlink_to(tmp_path / "w.toml")
+    assert load(tmp_path / "link.toml") == Settings()

@@ -1,10 +1,12 @@
 """The control socket's application: what the supervisor and the admin plane may ask and order."""
 
 import json
+import shutil
 
 import httpx
 import pytest
 
+from gateway.ledger_file import LedgerFile
 from tests.gateway.kit import MODEL, chat
 
 
@@ -201,3 +203,15 @@ async def test_the_queue_is_told_by_model_and_lane(control):
 async def test_nothing_else_is_there(control, path):
     """The socket has these routes and no others."""
     assert (await control.client.get(path, follow_redirects=False)).status_code in {404, 405, 307}
+
+
+async def test_a_journal_that_lost_its_file_is_seen_in_the_numbers(control, tmp_path):
+    """Also of a gateway that serves nobody just now: asking for the numbers is an occasion to look."""
+    journal = LedgerFile(tmp_path / "ledger", "gateway-1")
+    control.gateway.parts.journal = journal
+    shutil.rmtree(tmp_path / "ledger")
+    journal.num_dropped = 4
+    assert (await control.ask("GET", "/statistics"))[1]["ledger"] == {"dropped": 4, "restored": 1}
+    lines = (await control.client.get("/metrics")).text.splitlines()
+    assert {"warmlane_ledger_dropped_total 4.0", "warmlane_ledger_restored_total 1.0"} <= set(lines)
+    journal.close()

@@ -16,7 +16,7 @@ from gateway.doctor import (
     check_python,
     examine,
 )
-from gateway.finding import Finding, Health, Patient
+from gateway.finding import Health, Patient
 from gateway.home import Home
 from gateway.settings import GatewaySection, ReplicaSection, Settings, StoreSection, WorkerSection
 from tests.engines.gguf.files import gguf
@@ -68,10 +68,20 @@ def test_a_gpu_is_shown():
     ]
 
 
-def test_the_llama_library_is_tried_in_another_process():
+def test_the_llama_library_is_tried_in_another_process(monkeypatch, tmp_path):
     """It loads here, and this process still does not hold it."""
-    (finding,) = check_llama_library()
-    assert finding == Finding("llama.cpp", Health.OK, "the library loads")
+    monkeypatch.delenv("WARMLANE_LLAMA_LIBRARY", raising=False)
+    (finding,) = check_llama_library(tmp_path)
+    assert finding.health is Health.OK
+    assert finding.detail.startswith("the library loads: wheel xllamacpp ")
+
+
+def test_a_native_build_that_is_not_used_is_a_note(tmp_path):
+    """Who built one wants to know why it does nothing."""
+    (tmp_path / "native").mkdir()
+    library, note = check_llama_library(tmp_path)
+    assert (library.health, note.health) == (Health.OK, Health.NOTE)
+    assert "no native build" in note.detail
 
 
 @pytest.mark.parametrize(
@@ -84,7 +94,7 @@ def test_the_llama_library_is_tried_in_another_process():
 )
 def test_a_library_that_does_not_load_or_crashes_is_reported(monkeypatch, probe, said):
     """The doctor survives it."""
-    monkeypatch.setattr(doctor, "_LIBRARY_PROBE", probe)
+    monkeypatch.setattr(doctor, "_LIBRARY_PROBE", ("-c", probe))
     (finding,) = check_llama_library()
     assert finding.health is Health.BROKEN
     assert said in finding.detail
@@ -92,7 +102,7 @@ def test_a_library_that_does_not_load_or_crashes_is_reported(monkeypatch, probe,
 
 def test_a_library_that_hangs_is_reported(monkeypatch):
     """The doctor comes back."""
-    monkeypatch.setattr(doctor, "_LIBRARY_PROBE", "import time; time.sleep(600)")
+    monkeypatch.setattr(doctor, "_LIBRARY_PROBE", ("-c", "import time; time.sleep(600)"))
     monkeypatch.setattr(doctor, "_LIBRARY_TIMEOUT_S", 0.1)
     assert health(check_llama_library()) == [Health.BROKEN]
 
@@ -226,3 +236,10 @@ async def test_a_whole_examination_of_a_bad_configuration_goes_on(tmp_path):
     assert broken == ["config", "config"]
     assert [one.check for one in findings][:2] == ["python", "libraries"]
     assert "any free one on 127.0.0.1" in [one.detail for one in findings if one.check == "port"]
+
+
+async def test_a_configuration_that_cannot_be_read_tells_nothing_of_its_models(tmp_path):
+    """The defaults' workers are not those that a start would want."""
+    findings = await examine(Home(tmp_path / "home"), tmp_path / "none.toml", {"port": 0, "admin_port": 0})
+    assert {one.check for one in findings if one.health is Health.BROKEN} == {"config"}
+    assert not {"model", "workers", "plan"} & {one.check for one in findings}

@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 from dataclasses import replace
+from pathlib import Path
 
 import psutil
 import pytest
@@ -140,3 +141,26 @@ async def test_a_shared_store_is_asked_and_not_written(patient, redis_server):  
     (finding,) = await check_store(shared)
     assert finding.health is Health.BROKEN
     assert health(check_config(with_store("redis://host:99999999/0"))) == [Health.BROKEN]
+
+
+@pytest.mark.skipif(not Path("/proc/self").exists(), reason="a file system that lets nobody make a folder")
+async def test_a_home_or_store_that_nothing_can_be_made_in_is_broken(patient):
+    """Rights alone do not tell: in /proc root may do all, and can make nothing."""
+    (finding,) = check_home(Home(Path("/proc/warmlane/home")))
+    assert finding.health is Health.BROKEN
+    assert "/proc/warmlane/home cannot be made: " in finding.detail
+    assert "choose another with --home" in finding.detail
+    assert health(check_home(Home(Path("/proc")))) == [Health.BROKEN]
+    store = StoreSection(url="sqlite:////proc/warmlane/store.sqlite3")
+    (finding,) = await check_store(replace(patient, settings=patient.settings.model_copy(update={"store": store})))
+    assert (finding.health, "cannot be made" in finding.detail) == (Health.BROKEN, True)
+
+
+async def test_looking_leaves_nothing_behind(patient, tmp_path):
+    """Neither a folder that was missing nor a file in one that was there."""
+    deep = Home(tmp_path / "a" / "b" / "c")
+    assert health(check_home(deep)) == [Health.OK]
+    assert health(await check_store(replace(patient, home=deep))) == [Health.OK]
+    patient.home.create()
+    assert health(check_home(patient.home)) == [Health.OK]
+    assert [one.name for one in tmp_path.rglob("*")] == [patient.home.path.name]

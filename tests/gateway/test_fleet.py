@@ -7,7 +7,8 @@ import pytest
 
 from engines.contract import Fault, LoadReport, ReplicaError
 from gateway import fleet as module
-from gateway.fleet import AnnouncedReplica, Announcement, Fleet
+from gateway.announced import AnnouncedReplica, Announcement
+from gateway.fleet import Fleet
 from gateway.settings import Settings
 from routing.pool import ReplicaPool
 from routing.replica import ReplicaState

@@ -78,6 +78,7 @@ async def test_a_gateway_is_told_the_live_workers():
             "kv_tokens": 4096,
             "labels": {"zone": "a"},
             "generation": 1,
+            "tokenizer": "/m",
         }
     ]
 

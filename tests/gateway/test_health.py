@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from gateway import fleet
-from gateway.fleet import AnnouncedReplica, Announcement
+from gateway.announced import AnnouncedReplica, Announcement
 from gateway.settings import ConfigError
 from policies.meters import Moment
 from routing.replica import ReplicaState

@@ -19,10 +19,14 @@ class Journal:
         self.open = {}
         self.is_full = False
         self.fault = None
+        self.num_dropped = self.num_restored = 0
 
     @property
     def num_open(self):
         return len(self.open)
+
+    def check(self):
+        return True
 
     def intend(self, intent):
         if self.is_full:

@@ -69,12 +69,12 @@ def test_a_worker_is_told_the_interactive_objective():
     """`[lanes.interactive] itl_p95_s` binds our own workers' batches too, not only the seats on engines of others."""
     settings = Settings(lanes=LanesSection(interactive=InteractiveLane(itl_p95_s=0.05)))
     spec = launch(settings, workers=(WORKER,)).worker(WORKER)
-    assert words(list(spec.argv(None))[:-1])["--itl-p95-s"] == "0.05"
+    assert words(list(spec.argv(None))[:-2])["--itl-p95-s"] == "0.05"
     assert "--itl-p95-s" not in launch(workers=(WORKER,)).worker(WORKER).argv(None)
 
 
 def test_a_workers_grace_is_longer_than_its_drain():
     """Else it is killed in mid-answer."""
     spec = launch(workers=(WORKER,)).worker(WORKER)
-    options = words(list(spec.argv(None))[:-1])
+    options = words(list(spec.argv(None))[:-2])
     assert spec.grace_s > float(options["--drain-s"])

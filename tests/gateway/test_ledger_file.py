@@ -1,8 +1,8 @@
 """What a gateway writes down survives its death; files are bounded, and what finds no room is not sent."""
 
 import fcntl
-import os
 import resource
+import shutil
 import signal
 
 import pytest
@@ -364,5 +364,107 @@ def test_whatever_happened_every_request_is_there_once(tmp_path_factory, steps, 
         settled, recovered = replayed(folder)
         assert settled == [f"req_{number}" for number in ended]
         assert sorted(recovered) == sorted(f"req_{number}" for number in open_ids)
-    os.close(journal._descriptor)  # as a death does
-    journal._descriptor = -1
+    journal._piece.close()  # as a death does
+
+
+def gone(tmp_path):
+    """Take the folder away with all that is in it."""
+    shutil.rmtree(tmp_path / "ledger")
+
+
+def moved(tmp_path):
+    """Give the folder another name: the files have theirs still, but nobody looks there."""
+    (tmp_path / "ledger").rename(tmp_path / "elsewhere")
+
+
+def emptied(tmp_path):
+    """Take the files alone."""
+    for path in files(tmp_path):
+        path.unlink()
+
+
+@pytest.mark.parametrize("take_away", [gone, moved, emptied])
+def test_a_file_that_was_taken_away_is_made_again_with_all_that_was_in_it(make, tmp_path, clock, take_away):
+    """What no reader has seen is in the open file still; it is told once, and counted."""
+    journal = make()
+    journal.settle(record(0, outcome="refused"))
+    for number in (1, 2):
+        journal.intend(intent(number))
+    journal.settle(record(1))
+    take_away(tmp_path)
+    clock.now += 1
+    with capture_logs() as lines:
+        journal.intend(intent(3))
+        journal.settle(record(3))
+        clock.now += 1
+        journal.settle(record(2))
+    assert replayed(tmp_path) == (["req_0", "req_1", "req_3", "req_2"], [])
+    assert [line["event"] for line in lines] == ["ledger.file_removed"]
+    assert journal.num_restored == 1
+    assert LedgerReader(files(tmp_path)[0]).is_owned()
+
+
+def test_a_look_at_the_file_is_not_made_for_every_request(make, tmp_path, clock):
+    """It costs a call of the kernel; what comes in between is in the open file and goes along."""
+    journal = make()
+    gone(tmp_path)
+    journal.intend(intent(1))
+    journal.settle(record(1))
+    assert files(tmp_path) == []
+    clock.now += 1
+    journal.settle(record(2))
+    assert replayed(tmp_path) == (["req_1", "req_2"], [])
+
+
+def test_who_asks_for_the_numbers_has_a_file_that_is_gone_noticed(make, tmp_path):
+    """An idle gateway tells of it, too."""
+    journal = make()
+    journal.settle(record(1))
+    gone(tmp_path)
+    assert journal.check()
+    assert journal.num_restored == 1
+    assert replayed(tmp_path) == (["req_1"], [])
+
+
+def test_closing_makes_a_file_again_that_was_taken_away(make, tmp_path):
+    """The last requests before the end are not lost either."""
+    journal = make()
+    journal.intend(intent(1))
+    gone(tmp_path)
+    journal.close()
+    journal.check()  # harmless
+    assert replayed(tmp_path) == ([], ["req_1"])
+
+
+def test_a_change_of_files_does_not_forget_the_one_that_was_taken_away(make, tmp_path):
+    """The old one is made again before it is left: what was settled in it is nowhere else."""
+    journal = make(max_file_bytes=1000)
+    journal.intend(intent(0))
+    journal.settle(record(0))
+    gone(tmp_path)
+    for number in range(1, 12):
+        journal.intend(intent(number))
+        journal.settle(record(number))
+    assert replayed(tmp_path)[0] == [f"req_{number}" for number in range(12)]
+
+
+def test_where_no_file_can_be_made_nothing_is_sent_until_one_can(make, tmp_path, clock):
+    """What is not kept could not be charged; what was begun waits in the open file."""
+    journal = make()
+    journal.intend(intent(1))
+    gone(tmp_path)
+    (tmp_path / "ledger").write_text("in the way")
+    clock.now += 1
+    with capture_logs() as lines:
+        for number in (2, 3):
+            with pytest.raises(Refused) as refused:
+                journal.intend(intent(number))
+            assert refused.value.problem.status == 503
+        journal.settle(record(1))
+    assert [line["event"] for line in lines] == ["ledger.file_removed", "ledger.refuses"]
+    assert "taken away" in journal.fault
+    (tmp_path / "ledger").unlink()
+    clock.now += 1
+    journal.intend(intent(4))
+    assert journal.fault is None
+    assert replayed(tmp_path) == (["req_1"], ["req_4"])

@@ -2,16 +2,19 @@
 
 import asyncio
 import os
+import shutil
 import sys
 import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from gateway.ledger_file import LedgerFile
 from gateway.ledger_keeper import POLL_S, LedgerKeeper, keeping
-from gateway.ledger_lines import Intent
+from gateway.ledger_lines import Intent, encode
+from gateway.ledger_replay import READ_BYTES, LedgerReader
 from observability.records import RequestRecord
 from policies.ledger import Group, LedgerRow, Retention, Wanted
 from policies.sqlite_ledger import SqliteLedger
@@ -70,6 +73,8 @@ def keeper(folder, ledger):
 
 class Failing:
     """A ledger that fails at the next calls of `add`, after or before it kept the rows."""
+
+    num_restored = 0
 
     def __init__(self, ledger, *, keeps):
         self._ledger = ledger
@@ -331,10 +336,91 @@ async def test_whoever_dies_when_each_request_is_charged_once(tmp_path_factory, 
             elif step == "pass":
                 await keeper.replay()
             elif step == "die":
-                os.close(journal._descriptor)
+                journal._piece.close()
                 lost += len(open_names)
                 open_names = []
                 journal = LedgerFile(home / "ledger", "g", max_file_bytes=600)
         await keeper.replay()
         assert await charged(ledger) == (ended * 30 + lost * 50, ended + lost)
         journal.close()
+
+
+async def test_rows_that_the_ledger_does_not_take_are_counted(folder, ledger, journal):
+    """An operator sees how much waits while the ledger is away, and that it is gone afterwards."""
+    failing = Failing(ledger, keeps=False)
+    failing.num_failures = 2
+    keeper = LedgerKeeper(folder, failing, KEEP)
+    for number in range(5):
+        journal.intend(intent(number))
+        journal.settle(record(number))
+    journal.intend(intent("open"))
+    for expected in (5, 6):
+        with pytest.raises(StoreError):
+            await keeper.replay()
+        assert (keeper.num_waiting, keeper.num_files) == (expected, 1)
+        journal.settle(record(f"more-{expected}"))
+    await keeper.replay()
+    assert (keeper.num_waiting, keeper.num_files) == (0, 1)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.lists(st.sampled_from(["intent", "record", "rubbish", "long"]), max_size=12), st.integers(0, 400))
+def test_counting_in_parts_is_counting_at_once(tmp_path_factory, kinds, cut):
+    """Wherever a count stopped, nothing is counted twice or left out; a torn line is none."""
+    lines = {
+        "intent": encode(intent(1)),
+        "record": encode(record(1)),
+        "rubbish": b'x{"}',
+        "long": b"[" + b"x" * READ_BYTES,
+    }
+    whole = b"".join(lines[kind] + b"\n" for kind in kinds)
+    path = tmp_path_factory.mktemp("count") / "x.ledger"
+    path.write_bytes(whole[:cut])
+    reader = LedgerReader(path)
+    reader.count()
+    assert reader.num_waiting == sum(line.startswith(b"{") for line in whole[:cut].split(b"\n")[:-1])
+    path.write_bytes(whole)
+    reader.count()
+    assert reader.num_waiting == kinds.count("record")
+    while (batch := reader.read()) is not None:
+        reader.advance(batch)
+    assert reader.num_waiting == 0
+
+
+async def test_what_was_in_a_file_that_was_taken_away_is_in_the_ledger_once(folder, ledger, journal, keeper):
+    """Also what the keeper had taken already, and what was still open."""
+    journal.intend(intent(1))
+    journal.settle(record(1))
+    journal.intend(intent(2))
+    await keeper.replay()
+    journal.settle(record(2))
+    shutil.rmtree(folder)
+    await keeper.replay()
+    assert await charged(ledger) == (30, 1)
+    assert journal.check()
+    journal.intend(intent(3))
+    await keeper.replay()
+    assert await charged(ledger) == (60, 2)
+    journal.close()
+    await keeper.replay()
+    assert await charged(ledger) == (110, 3)
+
+
+async def test_a_ledger_that_was_taken_away_is_told_once(folder, journal, tmp_path):
+    """In the log, by its name; every row is there afterwards."""
+    async with await SqliteLedger.open(tmp_path / "own.sqlite3") as own:
+        keeper = LedgerKeeper(folder, own, KEEP)
+        journal.settle(record(1))
+        await keeper.replay()
+        for path in tmp_path.glob("own.sqlite3*"):
+            path.unlink()
+        with capture_logs() as lines:
+            journal.settle(record(2))
+            await keeper.replay()
+            journal.settle(record(3))
+            await keeper.replay()
+        assert [line["event"] for line in lines] == ["ledger.store_removed"]
+        assert "own.sqlite3" in lines[0]["ledger"]
+        assert keeper.num_restored == 1
+    async with await SqliteLedger.open(tmp_path / "own.sqlite3") as again:
+        assert await charged(again) == (90, 3)

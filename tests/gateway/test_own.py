@@ -5,7 +5,7 @@ import msgspec
 import pytest
 from starlette.applications import Starlette
 
-from gateway.api.own import Own
+from gateway.api.own import LOOKS_AGAIN_S, Own
 from gateway.auth import Directory
 from gateway.recorder import Recorder
 from observability.metrics import Metrics
@@ -104,6 +104,7 @@ async def test_another_projects_requests_do_not_exist(teams):
         "completion_tokens": None,
         "charged_tokens": 0,
         "cost_usd": None,
+        "is_estimated": False,
         "recovered": False,
     }
     theirs, nobodys = await teams.get("/requests/req_2"), await teams.get("/requests/req_3")
@@ -233,3 +234,44 @@ async def test_a_gateway_without_a_ledger_has_no_usage(teams):
     assert (await teams.get("/usage")).status_code == 503
     assert (await teams.get("/requests/req_1")).status_code == 404
     assert msgspec.json.decode((await teams.get("/limits")).content)
+
+
+@pytest.fixture
+def shared(teams, monkeypatch):
+    """The same where other gateways serve too: seconds of waiting are counted, and rows come while it waits."""
+    waited = []
+    arrivals = {}
+
+    async def sleep(seconds):
+        waited.append(seconds)
+        await teams.ledger.add(arrivals.get(len(waited), []))
+
+    monkeypatch.setattr("gateway.api.own.asyncio.sleep", sleep)
+    monkeypatch.setattr(teams.own, "_looks_again_s", LOOKS_AGAIN_S)
+    teams.waited, teams.arrivals = waited, arrivals
+    return teams
+
+
+@pytest.mark.parametrize("look", [1, 2, 4])
+async def test_a_request_that_another_gateway_served_just_now_is_waited_for(shared, look):
+    """Its row comes a moment after its end; who asks before has it a moment later, not 404."""
+    shared.arrivals[look] = [row(5, shared.projects[0])]
+    assert (await shared.get("/requests/req_5")).status_code == 200
+    assert shared.waited == list(LOOKS_AGAIN_S[:look])
+
+
+async def test_a_foreign_request_takes_as_long_to_be_denied_as_one_that_never_was(shared):
+    """Neither the words nor the time say that an id exists; the wait is bounded by a second."""
+    await shared.ledger.add([row(6, shared.projects[1])])
+    theirs = await shared.get("/requests/req_6")
+    for_theirs, shared.waited[:] = list(shared.waited), []
+    nobodys = await shared.get("/requests/req_7")
+    assert (theirs.status_code, theirs.content) == (nobodys.status_code, nobodys.content)
+    assert for_theirs == shared.waited == list(LOOKS_AGAIN_S)
+    assert sum(LOOKS_AGAIN_S) <= 1
+
+
+async def test_one_gateway_alone_does_not_wait(teams, monkeypatch):
+    """It knows what it served."""
+    monkeypatch.setattr("gateway.api.own.asyncio.sleep", None)
+    assert (await teams.get("/requests/req_8")).status_code == 404

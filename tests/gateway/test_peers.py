@@ -11,9 +11,10 @@ from gateway.app import Gateway
 from gateway.settings import Settings
 from gateway.stores import opened
 from policies.lane import Lane
-from policies.leases import SoleHoldings
+from policies.leases import SoleHoldings, cap
 from policies.meters import Moment
-from policies.quota import Rejected
+from policies.quota import Reason, Rejected
+from policies.quota_level import project_meters
 from policies.sole_meters import SoleMeters
 from policies.tenant import Limits, Tenant
 
@@ -28,10 +29,6 @@ class Peers(SoleHoldings):
     def __init__(self):
         super().__init__()
         self.meters = SoleMeters()
-
-    def share(self, limit):
-        """Half of it."""
-        return limit // 2
 
 
 @pytest.fixture
@@ -65,14 +62,24 @@ async def test_the_metrics_say_how_many_gateways_live_and_are_degraded(store):
     assert not alone.is_degraded()
 
 
-async def test_a_gateway_admits_its_part_of_what_is_in_flight(store):
-    """P16: two gateways with a limit of 4 admit 2 each; rates and budgets are the shared meters' affair."""
+async def test_places_in_flight_are_taken_of_the_leases(store):
+    """P16: what another gateway holds is not admitted here; a refusal leaves the place in the minute uncounted."""
     peers = Peers()
     quotas = Gateway(Settings(), store, peers).parts.quotas
     assert quotas.meters is peers.meters
     tenant = Tenant("p", "o", "0" * 32, Limits(rpm=4, concurrency={Lane.BULK: 4}))
+    resource = cap(project_meters("p"), Lane.BULK)
+    for _ in range(2):  # by the other gateway
+        assert peers.try_take(resource, 4, 0.0)
     outcomes = [quotas.reserve(tenant, Lane.BULK, Moment(0.0, 0.0)) for _ in range(3)]
     assert [isinstance(outcome, Rejected) for outcome in outcomes] == [False, False, True]
+    assert outcomes[2].pending is None
+    outcomes[0].settle(Moment(0.0, 0.0))
+    outcomes[1].undo(Moment(0.0, 0.0))
+    assert peers.statistics()["units_in_use"] == 2
+    again = [quotas.reserve(tenant, Lane.BULK, Moment(0.0, 0.0)) for _ in range(3)]
+    assert [isinstance(outcome, Rejected) for outcome in again] == [False, False, True]
+    assert [one.reason for one in again[2:]] == [Reason.CONCURRENCY], "of the 4 in the minute 3 are used"
 
 
 async def test_a_gateway_that_stops_says_so(store):

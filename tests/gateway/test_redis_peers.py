@@ -1,11 +1,15 @@
 """Gateways that meet in a real Redis: what they take together, how one stands, and what the dead leave."""
 
 import asyncio
+import contextlib
 import itertools
+from types import SimpleNamespace
 
 import pytest
 
 from gateway.redis_peers import Burials, RedisPeers
+from policies.in_flight import Unit
+from policies.local_holdings import DRY_S
 from policies.meters import Counted, Meter, Moment, Short
 from tests.redis_server import redis_program, redis_server  # noqa: F401  # fixtures
 
@@ -16,8 +20,8 @@ CAP = "cap:p:bulk"
 class Gateway:
     """One gateway's peers; waits for what the background does, by being told."""
 
-    def __init__(self, url, number=1, processes=2):
-        self.peers = RedisPeers(url, number=number, processes=processes, lease_s=LEASE_S)
+    def __init__(self, url):
+        self.peers = RedisPeers(url, lease_s=LEASE_S)
         self.raised = asyncio.Event()
         self.peers.on_raise = self.raised.set
 
@@ -38,7 +42,7 @@ async def until(condition):
 
 async def test_two_gateways_share_a_limit_and_give_all_of_it_back(redis_server):  # noqa: F811
     """The sum is the limit; who leaves in order leaves it to the other at once."""
-    first, second = Gateway(redis_server.url, 1), Gateway(redis_server.url, 2)
+    first, second = Gateway(redis_server.url), Gateway(redis_server.url)
     async with first.peers:
         await first.peers.until_granting()
         assert not first.peers.is_degraded
@@ -62,13 +66,120 @@ async def test_two_gateways_share_a_limit_and_give_all_of_it_back(redis_server):
         assert client.hgetall("warmlane:{leases}:gateways") == {}
 
 
-async def test_request_limits_are_divided_by_who_lives(redis_server):  # noqa: F811
-    """Two processes of one node, then a third gateway of another: nobody knows its place, so a remainder is left."""
-    first, second = Gateway(redis_server.url, 1), Gateway(redis_server.url, 2)
-    assert (first.peers.share(5), second.peers.share(5)) == (3, 2)
-    async with first.peers, second.peers, Gateway(redis_server.url, 1, 1).peers:
-        await until(lambda: first.peers.num_gateways == 3)
-        assert first.peers.share(5) == 1
+class InFlight:
+    """Requests in flight of one tenant at one gateway, refused or admitted as the reserve step does it."""
+
+    def __init__(self, gateway, limit):
+        self.peers = gateway.peers
+        self.unit = Unit(CAP, limit)
+
+    async def begin(self):
+        """Whether a request finds a place, after the wait if there is one."""
+        if self.peers.try_take(CAP, self.unit.limit, 0.0):
+            return True
+        is_worth_it = self.peers.may_come(CAP, 0.0) and await self.peers.until_granted(self.unit, 1)
+        return is_worth_it and self.peers.try_take(CAP, self.unit.limit, 0.0)
+
+    def end(self, count=1):
+        """So many requests are over."""
+        for _ in range(count):
+            self.peers.give_back(CAP)
+
+
+@contextlib.asynccontextmanager
+async def two(url, limit):
+    """Two gateways that know each other and are granted what there is."""
+    async with Gateway(url).peers as first, Gateway(url).peers as second:
+        await until(lambda: first.num_gateways == second.num_gateways == 2)
+        await first.until_granting()
+        await second.until_granting()
+        yield InFlight(SimpleNamespace(peers=first), limit), InFlight(SimpleNamespace(peers=second), limit)
+
+
+@pytest.mark.parametrize("limit", [1, 3, 64])
+async def test_a_lone_gateway_has_all_places_in_flight_while_others_are_idle(redis_server, limit):  # noqa: F811
+    """Nothing is kept for who does not ask, and what another held unused is given up at once, not when forgotten."""
+    async with two(redis_server.url, limit) as (first, second):
+        assert [await first.begin() for _ in range(limit)] == [True] * limit
+        assert not await second.begin()
+        first.end(limit)
+        began_at = asyncio.get_running_loop().time()
+        num_begun = 0
+        while num_begun < limit:  # it was told a moment ago that there is none, and hears first that there is
+            num_begun += await second.begin()
+            await asyncio.sleep(0)
+        took_s = asyncio.get_running_loop().time() - began_at
+        assert took_s < LEASE_S, took_s
+        assert not await first.begin()
+        second.end(limit)
+
+
+async def test_a_client_that_meets_another_gateway_each_time_is_served(redis_server):  # noqa: F811
+    """One place in flight goes where the request is, however often it moves."""
+    async with two(redis_server.url, 1) as both:
+        for number in range(20):
+            one = both[number % 2]
+            assert await one.begin(), number
+            one.end()
+
+
+async def test_who_is_over_the_limit_is_refused_at_once_after_one_has_waited(redis_server):  # noqa: F811
+    """A flood of refusals costs one short wait, not one for each."""
+    async with two(redis_server.url, 2) as (first, second):
+        assert await first.begin()
+        assert await first.begin()
+        assert not await second.begin()
+        assert not second.peers.may_come(CAP, 0.0)
+        assert not first.peers.may_come(CAP, 0.0), "all of the limit is in use here: nobody else has any"
+        await asyncio.sleep(DRY_S)
+        assert not second.peers.try_take(CAP, 2, 0.0)
+        assert second.peers.may_come(CAP, 0.0)
+        first.end(2)
+
+
+async def test_places_in_flight_never_exceed_the_limit_whoever_asks(redis_server):  # noqa: F811
+    """64 clients at two gateways, limit 5, requests of some milliseconds: 5 at a time at most, and nearly always 5."""
+    running, most, seen = 0, 0, []
+    async with two(redis_server.url, 5) as both:
+
+        async def go_on(one):
+            nonlocal running, most
+            for _ in range(40):
+                if await one.begin():
+                    running += 1
+                    most = max(most, running)
+                    seen.append(running)
+                    await asyncio.sleep(0.005)
+                    running -= 1
+                    one.end()
+                else:
+                    await asyncio.sleep(0.005)
+
+        async with asyncio.TaskGroup() as group:
+            for number in range(64):
+                group.create_task(go_on(both[number % 2]))
+    assert most == 5
+    assert sum(seen) / len(seen) > 3
+
+
+async def test_places_of_a_killed_gateway_come_back_in_a_lease(redis_server):  # noqa: F811
+    """kill -9: it says nothing any more, and what it had in flight is free for others once its lease is over."""
+    async with two(redis_server.url, 3) as (heir, other):
+        assert [await other.begin() for _ in range(3)] == [True] * 3
+        for task in other.peers._leases._tasks:
+            task.cancel()
+        assert not await heir.begin()
+        died_at = asyncio.get_running_loop().time()
+        async with asyncio.timeout(10):
+            while not await heir.begin():  # noqa: ASYNC110  # clients ask again and again
+                await asyncio.sleep(0.01)
+        took_s = asyncio.get_running_loop().time() - died_at
+        assert LEASE_S / 2 < took_s < LEASE_S + 2 * DRY_S, took_s
+        assert await heir.begin()
+        assert await heir.begin()
+        assert not await heir.begin()
+        heir.end(3)
+        other.end(3)
 
 
 async def test_a_store_that_is_away_is_told_and_comes_back_by_itself(redis_server):  # noqa: F811
@@ -95,8 +206,8 @@ async def test_a_start_without_a_store_does_not_wait_for_ever():
 
 async def test_the_dead_are_buried_before_their_lease_ends(redis_server):  # noqa: F811
     """What a killed process held is free again; a burial too many, or of somebody unknown, harms nobody."""
-    dead = RedisPeers(redis_server.url, number=1, processes=2, lease_s=1000.0)
-    heir = Gateway(redis_server.url, 2)
+    dead = RedisPeers(redis_server.url, lease_s=1000.0)
+    heir = Gateway(redis_server.url)
     burials = Burials(redis_server.url, wait_s=0.0)
     with redis_server.client() as client:
         client.hset("warmlane:{leases}:gateways", dead.gateway, "1 1 9999999999999")
@@ -124,17 +235,17 @@ async def test_a_burial_that_cannot_be_made_is_left_to_the_lease():
 
 def test_no_two_runs_have_one_id():
     """A restarted gateway must not be taken for the dead one."""
-    ids = [RedisPeers("redis://127.0.0.1:1/0", number=1, processes=1).gateway for _ in range(20)]
+    ids = [RedisPeers("redis://127.0.0.1:1/0").gateway for _ in range(20)]
     assert all(one != other for one, other in itertools.combinations(ids, 2))
 
 
 @pytest.mark.parametrize("limit", [0, 4])
 def test_a_limit_may_change_at_any_time(limit):
     """What is above it in use stays in use; there is nothing to change for what is not held."""
-    peers = RedisPeers("redis://127.0.0.1:1/0", number=1, processes=1)
+    peers = RedisPeers("redis://127.0.0.1:1/0")
     peers.relimit(CAP, limit)
     assert peers.statistics()["resources"] == 0
-    assert "1 of 1" in repr(peers)
+    assert "RedisPeers" in repr(peers)
 
 
 async def take(peers, meter, amount=1):
@@ -149,7 +260,7 @@ async def take(peers, meter, amount=1):
 async def test_gateways_count_a_rate_together(redis_server):  # noqa: F811
     """Five requests a minute are five over both, whoever gets them; what one holds unused comes to the other."""
     meter = Meter("project:p", Counted.REQUESTS, 5)
-    first, second = Gateway(redis_server.url, 1), Gateway(redis_server.url, 2)
+    first, second = Gateway(redis_server.url), Gateway(redis_server.url)
     async with first.peers, second.peers:
         taken = [await take(one.peers, meter) for one in (first, second, second, second, second, second, first)]
         assert sum(not isinstance(each, Short) for each in taken) == 5

@@ -28,9 +28,18 @@ CHANGES = [
     ({"timeouts": {"idle_s": 5, "connect_s": 5}}, ("timeouts.idle_s",), ("timeouts.connect_s",)),
     ({"retries": {"max_attempts": 1, "budget_ratio": 0.5}}, ("retries.max_attempts",), ("retries.budget_ratio",)),
     ({"lanes": {"bulk": {"labels": {"pool": "night"}}}}, ("lanes.bulk.labels",), ()),
-    ({"lanes": {"bulk": {"queue": 5}, "standard": {"weight": 2}}}, (), ("lanes.standard.weight", "lanes.bulk.queue")),
+    (
+        {"lanes": {"bulk": {"queue": 5, "lift_after_s": None}, "standard": {"weight": 2, "max_wait_s": 9}}},
+        ("lanes.standard.max_wait_s", "lanes.standard.weight", "lanes.bulk.queue", "lanes.bulk.lift_after_s"),
+        (),
+    ),
+    (
+        {"lanes": {"interactive": {"queue": 5, "itl_p95_s": 1.0, "reserved_seats": 3}}},
+        ("lanes.interactive.queue",),
+        ("lanes.interactive.reserved_seats", "lanes.interactive.itl_p95_s"),
+    ),
     ({"gateway": {"port": 9, "drain_s": 1}}, (), ("gateway.port", "gateway.drain_s")),
-    ({"models": [{"name": "m"}]}, (), ("models",)),
+    ({"models": [{"name": "m", "aliases": ["fast"], "price_in": 1, "price_out": 2}]}, ("models",), ()),
     ({"workers": [{"model": "m", "engine": "fake"}]}, (), ("workers",)),
     ({"store": {"url": "sqlite:///x"}}, (), ("store.url",)),
 ]
@@ -219,3 +228,107 @@ async def test_settings_that_a_gateway_cannot_take_change_nothing(launch):
     gateway.script(answer("still"))
     assert (await gateway.post(chat())).text == "still"
     assert MODEL in gateway.parts.fleet.models()
+
+
+async def test_what_cannot_stand_beside_what_waits_for_a_restart_is_refused(tmp_path, gateways):
+    """A worker's model is its own until the restart that ends it, so it is nobody's alias before."""
+    old = settings(workers=[{"model": "fast", "engine": "fake"}])
+    new = settings(models=[{"name": "m", "aliases": ["fast"]}])
+    reloader = Reloader(old, lambda: new, gateways.tell, tmp_path / "settings.json")
+    with pytest.raises(ConfigError, match=r"not before a restart.*the name fast stands more than once"):
+        await reloader.reload()
+    assert (reloader.settings, gateways.told) == (old, [])
+
+
+def priced(engines, **fields):
+    """Settings with a priced model that has an alias."""
+    return settings_for(engines, models=[{"name": MODEL, "price_in": 1, "price_out": 10, **fields}])
+
+
+async def test_an_alias_and_a_price_hold_for_the_next_request(launch):
+    """No restart: known at once, charged at the new price, and gone again with the next file."""
+    gateway = await launch()
+    assert (await gateway.post(chat(model="fast"))).status == 404
+    gateway.gateway.apply(priced(gateway.engines, aliases=["fast"]))
+    gateway.script(answer("a", prompt_tokens=5))
+    assert (await gateway.post(chat(model="fast"))).status == 200
+    gateway.gateway.apply(priced(gateway.engines, price_out=20))
+    assert (await gateway.post(chat(model="fast"))).status == 404
+    gateway.script(answer("a", prompt_tokens=5))
+    await gateway.post(chat())
+    served = [one for one in await gateway.until_recorded(4) if one.status == 200]
+    assert [one.cost_nanousd for one in served] == [5_000 + 10_000, 5_000 + 20_000]
+    assert (await gateway.get("/v1/models")).json["data"][0]["id"] == MODEL
+
+
+async def test_a_stream_goes_on_under_an_alias_and_a_price_that_are_gone(launch):
+    """It keeps the model and the price that it came for."""
+    gateway = await launch()
+    gateway.gateway.apply(priced(gateway.engines, aliases=["fast"]))
+    gate = asyncio.Event()
+    gateway.script(answer("a", "b", gates={2: gate}, prompt_tokens=5))
+    client = await gateway.start(chat(model="fast", stream=True))
+    await client.until('"a"')
+    gateway.gateway.apply(settings_for(gateway.engines))
+    gate.set()
+    found = await client.answer()
+    assert (found.text, found.is_done) == ("ab", True)
+    [record] = await gateway.until_recorded(1)
+    assert record.cost_nanousd == 5_000 + 20_000
+
+
+async def test_queues_and_waits_hold_for_the_next_request_and_nobody_loses_a_place(launch):
+    """Who waits goes on waiting, though the queue is shorter now; who comes is under the new bounds."""
+    gateway = await launch(seats=1, lanes={"interactive": {"reserved_seats": 0}})
+    gate = asyncio.Event()
+    gateway.script(answer("one", gates={0: gate}), answer("two"), answer("three"))
+    clients = [await gateway.start(chat())]
+    await gateway.received()
+    clients += [await gateway.start(chat()) for _ in range(2)]
+    await gateway.until(lambda: gateway.parts.dispatch.num_waiting == 2)
+    short = {"interactive": {"reserved_seats": 0, "queue": 1, "max_wait_s": 1}}
+    gateway.gateway.apply(settings_for(gateway.engines, seats=1, lanes=short))
+    assert gateway.parts.dispatch.num_waiting == 2
+    assert (await gateway.post(chat())).code == "queue_full"
+    gateway.gateway.apply(settings_for(gateway.engines, seats=1))
+    late = await gateway.start(chat())
+    await gateway.until(lambda: gateway.parts.dispatch.num_waiting == 3)
+    gate.set()
+    gateway.script(answer("four"))
+    assert [(await one.answer()).status for one in [*clients, late]] == [200] * 4
+
+
+async def test_a_refusal_is_told_until_a_good_reading_and_generations_are_counted(make, gateways):
+    """P44: also the very same text as before clears it; a reading that changes nothing is no new generation."""
+    readings = [
+        ConfigError("w.toml: [gateway] unknown key"),
+        settings(),
+        settings(telemetry={"log_level": "debug"}),
+        settings(telemetry={"log_level": "debug"}),
+    ]
+    reloader = make(settings())
+
+    def reread():
+        found = readings.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    reloader._reread = reread
+    with pytest.raises(ConfigError):
+        await reloader.reload()
+    assert reloader.statistics() == {"config": {"generation": 1, "fault": "w.toml: [gateway] unknown key"}}
+    assert ("warmlane_config_refused", {}, True) in list(reloader.metrics())
+    await reloader.reload()
+    assert reloader.statistics() == {"config": {"generation": 1, "fault": None}}
+    for _ in range(2):
+        await reloader.reload()
+        assert reloader.statistics() == {"config": {"generation": 2, "fault": None}}
+    readings.append(settings())
+    gateways.failing = 2
+    with pytest.raises(ControlError):
+        await reloader.reload()
+    assert reloader.statistics()["config"] == {
+        "generation": 2,
+        "fault": "a gateway process did not answer within 2 s",
+    }

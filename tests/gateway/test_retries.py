@@ -163,6 +163,10 @@ async def test_three_attempts_are_one_record_and_one_request(launch):
     text = gateway.gateway.metrics.text().decode()
     assert 'warmlane_requests_total{lane="interactive",model="small-a",outcome="finished"} 1.0' in text
     assert 'warmlane_prompt_tokens_total{model="small-a"} 7.0' in text
+    assert 'warmlane_attempts_total{model="small-a"} 3.0' in text
+    assert 'warmlane_attempts_lost_total{model="small-a"} 2.0' in text
+    assert record.lost_tokens > 100  # what the first reported, and the prompt of the second
+    assert f'warmlane_attempts_lost_tokens_total{{model="small-a"}} {float(record.lost_tokens)}' in text
 
 
 @pytest.mark.parametrize("code", [429, 503])

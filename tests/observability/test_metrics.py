@@ -6,7 +6,7 @@ import time
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from observability.metrics import OTHER_MODEL, Metrics
+from observability.metrics import OTHER_MODEL, Metrics, exposition
 from observability.records import RequestRecord
 
 MODELS = frozenset({"small-a", "small-b"})
@@ -146,6 +146,9 @@ def test_the_reference_names_every_counted_metric(metrics):
             mean_itl_s=1.0,
             queue_s=1.0,
             gateway_s=1.0,
+            attempts=2,
+            lost_attempts=1,
+            lost_tokens=1,
         )
     )
     metrics.budget_reached(80)
@@ -159,3 +162,23 @@ def test_two_processes_in_one_do_not_share_counts():
     one, other = Metrics(lambda: MODELS, list), Metrics(lambda: MODELS, list)
     one.observe(record())
     assert value(other, "warmlane_requests_total", model="small-a", lane="bulk", outcome="finished") is None
+
+
+def test_attempts_and_what_was_lost_in_them_are_counted(metrics):
+    """P38: requests count operations, attempts their tries; what no tenant pays for is the operator's to see."""
+    metrics.observe(record(attempts=3, lost_attempts=2, lost_tokens=150))
+    metrics.observe(record(attempts=1))
+    metrics.observe(record(model="unheard-of", attempts=1, lost_attempts=1, lost_tokens=7))
+    assert value(metrics, "warmlane_attempts_total", model="small-a") == 4
+    assert value(metrics, "warmlane_attempts_lost_total", model="small-a") == 2
+    assert value(metrics, "warmlane_attempts_lost_tokens_total", model="small-a") == 150
+    assert value(metrics, "warmlane_attempts_lost_total", model=OTHER_MODEL) == 1
+
+
+def test_what_another_part_counts_is_a_counter_by_its_name():
+    """Rates are made of counters alone."""
+    text = exposition(lambda: [("warmlane_x_total", {}, 3), ("warmlane_y", {"replica": "r1"}, 2)])
+    assert "# TYPE warmlane_x_total counter" in text
+    assert "warmlane_x_total 3.0" in text
+    assert "# TYPE warmlane_y gauge" in text
+    assert 'warmlane_y{replica="r1"} 2.0' in text

@@ -1,7 +1,7 @@
 """Days and months by the wall clock, against a slow reference that walks along the time line."""
 
 from datetime import datetime, timedelta
-from zoneinfo import ZoneInfo
+from zoneinfo import ZoneInfo, available_timezones
 
 import pytest
 from hypothesis import example, given, settings
@@ -156,3 +156,16 @@ def test_zones_are_known(name):
 def test_what_is_no_zone_is_told(name):
     """A path must not be read, and a folder is no zone."""
     assert not is_time_zone(name)
+
+
+@pytest.mark.parametrize("name", ["localtime", "posixrules", "Factory", "right/UTC", "right/Europe/Berlin", "posix/UTC"])
+def test_what_can_be_read_as_a_zone_and_names_none_is_refused(name):
+    """Such files lie beside the zones: another machine shows another time by them, or one off by leap seconds."""
+    assert not is_time_zone(name)
+
+
+def test_every_zone_that_this_machine_lists_is_known():
+    """Nothing that has an IANA name is lost to the refusals."""
+    listed = {one for one in available_timezones() if one not in {"localtime", "posixrules", "Factory"}}
+    assert len(listed) > 300
+    assert {one for one in listed if not is_time_zone(one)} == set()

@@ -22,7 +22,9 @@ class Gateway:
     """One process: its holdings, and the units that its requests use."""
 
     def __init__(self, name: str, fallback_families: tuple[str, ...]) -> None:
-        self.holdings = LocalHoldings(name, lease_s=LEASE_S, fallback_families=fallback_families)
+        self.holdings = LocalHoldings(
+            name, lease_s=LEASE_S, fallback_families=fallback_families, urgent_families=("cap",)
+        )
         self.in_use: Counter[str] = Counter()
         self.adrift: Counter[str] = Counter()
         self.is_frozen = False
@@ -105,7 +107,7 @@ class Fleet(RuleBasedStateMachine):
             gateway.holdings.apply(report, grants)
             for other in self.living:
                 if other is not gateway and not other.is_cut_off:
-                    other.holdings.press(grants.contended)
+                    other.holdings.press(grants.contended, self.now)
 
     @precondition(lambda self: self.late)
     @rule(number=st.integers(0, 10))
@@ -269,7 +271,7 @@ class StrictFleet(Fleet):
 class FallbackFleet(StrictFleet):
     """The store is away for all or for none; in the first case a share of the seats may be used without a lease."""
 
-    fallback_families = ("seat",)
+    fallback_families = ("seat", "cap")
     is_away = False
     returned_at = 0.0
 

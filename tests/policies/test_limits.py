@@ -69,6 +69,8 @@ def test_money_that_is_no_amount_is_refused_by_name(value):
         ("time_zone", '"Europe"'),
         ("time_zone", '""'),
         ("time_zone", "5"),
+        ("time_zone", '"localtime"'),
+        ("time_zone", '"right/UTC"'),
         ("cached_token_discount", "1.1"),
         ("cached_token_discount", "-0.1"),
         ("cached_token_discount", '"0.5"'),

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from policies.lane import Lane
 from policies.ledger import LedgerRow
-from policies.limits_replay import LimitsReplay
+from policies.limits_replay import LONGEST_S, LimitsReplay, primed_from
 from policies.tenant import Limits, Tenant
 
 NOON = 1_796_040_000.0
@@ -79,7 +79,7 @@ def test_tokens_are_held_as_expected_and_charged_as_used():
 def test_days_and_months_hold_what_was_used():
     """Money as the prices of that time had it."""
     rows = [row(n, 10 * n) for n in range(10)]
-    assert replayed(rows, Limits(tokens_per_day=50)).by_limit["project.tokens_per_day"].requests == 6
+    assert replayed(rows, Limits(tokens_per_day=50)).by_limit["project.tokens_per_day"].requests == 5
     assert replayed(rows, Limits(usd_per_month=5e-7)).by_limit["project.usd_per_month"].requests == 5
 
 
@@ -132,6 +132,70 @@ def test_what_never_was_a_request_is_passed_over():
 def test_a_shadow_is_tried_as_if_it_were_enforced():
     """What it would have refused is the question."""
     assert replayed([row(0), row(1)], Limits(rpm=1, shadow=True)).refused_now == 1
+
+
+LANES = dict.fromkeys(Lane, 2)
+EARLIER = {  # limits, and what came before: so many requests, one after the other, until a second before noon
+    "rpm": (Limits(rpm=3), 2, 1.0),
+    "tpm": (Limits(tpm=30), 2, 1.0),
+    "tokens_per_day": (Limits(tokens_per_day=30), 2, 3600.0),
+    "usd_per_month": (Limits(usd_per_month=3e-7), 2, 10 * 86_400.0),
+}
+
+
+def primed(before, rows, limits=None, above=None):
+    """What these limits would have done to the rows of proj_a after those before."""
+    tenant = Tenant("proj_a", "org_a", "", limits or Limits(), above or Limits())
+    replay = LimitsReplay({"proj_a": tenant}, "proj_a")
+    replay.prime(before)
+    replay.take(rows)
+    return replay.found
+
+
+@pytest.mark.parametrize("scope", ["project", "organization"])
+@pytest.mark.parametrize("name", EARLIER)
+def test_windows_hold_what_was_used_before_the_period(name, scope):
+    """Two of three are used when it begins: the second request is refused, not the fourth; earlier ones are not told."""
+    limits, num, every_s = EARLIER[name]
+    before = [row(n, -1 - every_s * (num - n), ended_at=NOON - 1) for n in range(num)]
+    at = {"reserved_tokens": 10, "ended_at": NOON + 0.5}
+    found = primed(before, [row(10, 0, **at), row(11, 0.6)], **{("limits" if scope == "project" else "above"): limits})
+    assert (found.requests, found.refused_now) == (2, 1)
+    assert list(found.by_limit) == [f"{scope}.{name}"]
+    assert found.by_limit[f"{scope}.{name}"].first_at == NOON + 0.6
+
+
+def test_what_was_in_flight_when_the_period_began_is_counted_until_it_ended():
+    """A cap of two: one from before, one of the period, the next has to wait."""
+    before = [row(0, -50, ended_at=NOON + 5)]
+    rows = [row(1, 1, ended_at=NOON + 9), row(2, 2), row(3, 6)]
+    found = primed(before, rows, Limits(concurrency=LANES))
+    assert found.by_limit["project.concurrency"].first_at == NOON + 2
+    assert found.refused_now == 1
+
+
+def test_what_came_before_is_counted_as_it_was_whatever_the_limits():
+    """It was served; also without a price, and beyond the limits that are tried. What was refused then is nothing."""
+    before = [row(n, -20 + n, cost_nanousd=None) for n in range(9)]
+    before.append(row(9, -10, outcome="refused", attempts=0, reserved_tokens=1000, charged_tokens=0))
+    found = primed(before, [row(10, 0)], Limits(tokens_per_day=110, usd_per_month=1e-6))
+    assert found.refused_now == 0
+    assert primed(before, [row(10, 0)], Limits(tokens_per_day=90)).refused_now == 1
+
+
+def test_only_what_may_still_count_is_looked_for():
+    """The last minute, or the beginning of the day or month in each level's own time zone, or an hour of requests."""
+    noon = int(NOON)  # of 30 November 2026, UTC
+
+    def begin(own, above=None):
+        return primed_from([Tenant("p", "o", "", own, above or Limits())], noon)
+
+    assert begin(Limits(rpm=3)) == noon - 61
+    assert begin(Limits(concurrency=LANES)) == noon - LONGEST_S
+    assert begin(Limits(tokens_per_day=1)) == noon - 12 * 3600
+    assert begin(Limits(tokens_per_day=1, time_zone="Asia/Tokyo")) == noon - 21 * 3600
+    assert begin(Limits(), Limits(usd_per_month=1)) == noon - 12 * 3600 - 29 * 86_400
+    assert primed_from([], 5) == 0
 
 
 @settings(max_examples=40, deadline=None)

@@ -158,7 +158,7 @@ class WindowMachine(RuleBasedStateMachine):
             at = max(int(self.now), int(self.latest))
             expected = sum(amount for second, amount in self.came if at - second <= WINDOW_S)
             assert self.window.used(self.now) == expected
-            assert min(self.window._buckets) >= 0
+            assert min(self.window.buckets) >= 0
 
 
 WindowMachine.TestCase.settings = settings(deadline=None, max_examples=60, stateful_step_count=40)

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from policies.prices import Price, Work, charged_tokens, nanodollars, price_of
+from policies.prices import Price, Work, cached_weight, charged_tokens, nanodollars, price_of
 
 TOKENS = st.integers(0, 10_000_000)
 
@@ -51,7 +51,7 @@ def test_charged_tokens_are_exact(uncached, cached, output, percent):
     """As fractions say, rounded up."""
     work = Work(uncached + cached, cached, output)
     exact = uncached + output + ceil(Fraction(cached * (100 - percent), 100))
-    assert charged_tokens(work, percent / 100) == exact
+    assert charged_tokens(work, cached_weight(percent / 100)) == exact
 
 
 @given(TOKENS, TOKENS, TOKENS, st.tuples(*[st.integers(0, 10**12)] * 3))
@@ -59,3 +59,10 @@ def test_money_is_exact(uncached, cached, output, prices):
     """As fractions say, rounded up once."""
     exact = Fraction(uncached * prices[0] + cached * prices[1] + output * prices[2], 1_000_000)
     assert Price(*prices).of(Work(uncached + cached, cached, output)) == ceil(exact)
+
+
+@given(TOKENS, TOKENS)
+def test_what_is_expected_costs_what_it_would_uncached(prompt, output):
+    """And its prompt alone what it costs without an answer."""
+    price = Price(150_001, 75, 600_007)
+    assert price.expected(prompt, output) == (price.of(Work(prompt, 0, output)), price.of(Work(prompt, 0, 0)))

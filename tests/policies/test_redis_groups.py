@@ -5,10 +5,14 @@ import itertools
 import time
 
 import pytest
+from redis.crc import key_slot
 
 from gateway.redis_peers import Burials, RedisPeers
 from policies.lane import Lane
+from policies.ledger import Group, LedgerRow, Retention, Wanted
 from policies.meters import Counted, Meter, Moment, Short
+from policies.redis_claims import RedisCacheClaims
+from policies.redis_ledger import RedisLedger
 from policies.redis_link import RedisLink
 from policies.redis_nudges import nudges
 from policies.redis_store import RedisStore
@@ -79,7 +83,7 @@ async def test_a_nudge_reaches_every_subscriber(group, prefix):
 
 async def test_two_gateways_share_leases_and_meters(group):
     """What one takes the other cannot, and what is given back is there again."""
-    one, other = (RedisPeers(group.url, number=number, processes=2, lease_s=1.0) for number in (1, 2))
+    one, other = (RedisPeers(group.url, lease_s=1.0) for number in (1, 2))
     limit = Meter(f"project:{next(_PREFIXES)}", Counted.REQUESTS, 5)
     async with one, other:
         await one.until_granting()
@@ -136,6 +140,59 @@ async def test_a_call_without_a_key_finds_its_way_on_a_cluster(cluster, prefix):
     await link.close()
 
 
+async def test_no_call_of_the_ledger_or_of_cache_claims_is_sent_elsewhere_on_a_cluster(cluster, prefix):
+    """Every call goes to the owner of its slot at once: a redirect costs a round trip, and doubts the whole map."""
+    in_first_slot = next(name for name in map(str, itertools.count()) if key_slot(name.encode()) == 0)
+    for tag in ("{ledger}", "{store}"):  # elsewhere than where a call goes that says nothing of its key
+        if cluster.owner_of(tag) is cluster.owner_of(in_first_slot):
+            await asyncio.to_thread(cluster.move, tag)
+    keep, now = Retention(rows_days=30, rollups_days=400), int(time.time())
+    rows = [row(f"{prefix}-{number}", now - 3600.0 * number) for number in range(30)]
+    claims = RedisCacheClaims(RedisLink(cluster.url), prefix=prefix)
+    async with await RedisLedger.open(cluster.url, keep, prefix=prefix) as ledger:
+        before = redirects(cluster)
+        assert await ledger.add(rows) == len(rows)
+        assert await ledger.add(rows) == 0
+        assert await ledger.row(rows[0].request_id) == rows[0]
+        wanted = Wanted(now - 90_000, now + 1)
+        assert len((await ledger.rows(wanted)).rows) == 26
+        assert (await ledger.usage(wanted, Group.PROJECT)).rows
+        assert await ledger.hours(now - now % 3600 - 86_400, now)
+        await ledger.purge(now, keep)
+        assert await claims.claim("http://engine", "a") == await claims.claim("http://engine", "b") == "a"
+        assert await claims.owners() == {"http://engine": "a"}
+        await claims.release("http://engine")
+        assert redirects(cluster) == before
+    await claims.close()
+
+
+def row(request_id, at):
+    """A finished request."""
+    return LedgerRow(
+        request_id=request_id,
+        started_at=at,
+        ended_at=at + 1.0,
+        organization="org",
+        project="proj",
+        key="key",
+        model="model",
+        lane="bulk",
+        surface="/v1/chat/completions",
+        outcome="finished",
+        status=200,
+    )
+
+
+def redirects(cluster):
+    """Calls that any server of the Cluster has sent to another so far."""
+    found = 0
+    for server in cluster.servers:
+        with server.client() as client:
+            errors = client.info("errorstats")
+        found += sum(errors.get(f"errorstat_{kind}", {}).get("count", 0) for kind in ("MOVED", "ASK", "TRYAGAIN"))
+    return found
+
+
 async def test_a_slot_that_moves_is_followed(cluster, prefix):
     """Calls for its keys meet MOVED and ASK, and all are answered."""
     link, key = RedisLink(cluster.url), f"{prefix}:{{moving}}:counter"
@@ -154,7 +211,7 @@ class Load:
     """Takers at several gateways, all on one meter; what they took, and how long each answer was."""
 
     def __init__(self, url: str, limit: Meter) -> None:
-        self.peers = [RedisPeers(url, number=one + 1, processes=NUM_GATEWAYS) for one in range(NUM_GATEWAYS)]
+        self.peers = [RedisPeers(url) for one in range(NUM_GATEWAYS)]
         self.limit = limit
         self.taken: list[float] = []
         self.longest_s = 0.0

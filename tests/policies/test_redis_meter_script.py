@@ -139,6 +139,24 @@ def test_money_beyond_what_lua_counts_exactly_is_added_exactly(client):
     assert int(client.hget(other.key(meter), "0")) == 3 * 10**18 + 3
 
 
+def test_what_the_dead_held_returns_in_a_lease_though_the_clock_was_set_back(client):
+    """By an hour; else their tokens would be refused to the living for as long."""
+    table, other = MeterTable(LEASE_MS / 1000), RedisTable(client)
+    at_ms, meter = START_MS, METERS[0]
+
+    def renew(gateway, number, need):
+        report = MeterReport(gateway, number, 0.0, (MeterAsk(meter, 0, need, need, number - 1, ()),))
+        answer = table.renew(report, at_ms)
+        assert other.renew(report, at_ms) == answer
+        return answer.grants[0]
+
+    assert renew("dead", 1, meter.limit).granted == meter.limit
+    at_ms -= 3_600_000
+    assert renew("b", 1, meter.limit).granted == 0
+    at_ms += LEASE_MS
+    assert renew("b", 2, meter.limit).granted == meter.limit
+
+
 def test_a_clock_that_was_set_back_locks_nobody_out(client):
     """A promoted server whose clock is behind: seconds far ahead are counted as now, and leave a minute later."""
     table, other = MeterTable(LEASE_MS / 1000), RedisTable(client)

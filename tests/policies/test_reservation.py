@@ -1,5 +1,6 @@
 """Tokens and money of one request: all limits or none, charged once, whatever way it ends."""
 
+from dataclasses import replace
 from math import ceil
 
 import pytest
@@ -90,7 +91,10 @@ def test_a_refusal_of_the_project_gives_back_what_its_organisation_gave():
     [
         (Limits(tpm=100), Expected(60, 60), "the project may use 100 tokens in 60 seconds: 50 are left and this request needs about 60; try again in 61 s"),
         (Limits(tokens_per_day=100), Expected(60, 60), "the project may use 100 tokens a day (UTC): 50 are left and this request needs about 60; try again in 35200 s"),
-        (Limits(usd_per_month=0.1), Expected(1, 1, 60_000_001, 1), "the project may spend 0.1 USD a month (UTC): 0.05 are left and this request may cost 0.060000001; try again in 812800 s"),
+        (Limits(usd_per_month=0.1), Expected(1, 1, 60_000_001, 1, is_bound=True), "the project may spend 0.1 USD a month (UTC): 0.05 are left and this request may cost 0.060000001; try again in 812800 s"),
+        (Limits(usd_per_month=0.1), Expected(1, 1, 70_000_000, 60_000_001), "the project may spend 0.1 USD a month (UTC): 0.05 are left and this request may cost 0.060000001; try again in 812800 s"),
+        (Limits(tpm=100), Expected(90, 60, is_bound=True), "the project may use 100 tokens in 60 seconds: 50 are left and this request needs about 90; try again in 61 s"),
+        (Limits(tpm=100), Expected(90, 60), "the project may use 100 tokens in 60 seconds: 50 are left and this request needs about 60; try again in 61 s"),
         (Limits(tpm=100), Expected(200, 101), "the project may use 100 tokens in 60 seconds: 50 are left and this request needs about 101; waiting is of no use"),
     ],
 )  # fmt: skip
@@ -109,7 +113,85 @@ def test_a_guessed_output_never_makes_a_request_impossible():
     assert used(quotas, team)["project", "tpm"] == 100
     held.charge(Work(20, 0, 30), None, AT)
     assert used(quotas, team)["project", "tpm"] == 50
-    assert isinstance(reserved(quotas, team).hold(Expected(500, 20), AT), Rejected)
+
+
+@pytest.mark.parametrize(
+    ("limits", "expected"),
+    [
+        (Limits(tpm=100), Expected(148, 20)),
+        (Limits(tokens_per_day=100), Expected(148, 20)),
+        (Limits(usd_per_month=1e-7), Expected(148, 20, 148, 20)),
+        (Limits(tpm=100), Expected(5000, 20)),
+    ],
+)
+@pytest.mark.parametrize("scope", ["project", "organization"])
+def test_a_small_limit_serves_as_much_as_it_says_although_the_guess_is_larger(limits, expected, scope):
+    """Answers of 5 tokens to prompts of 20 under a limit of 100: four, each charged what it was, then none."""
+    quotas, team = Quotas(), tenant(**{("limits" if scope == "project" else "above"): limits})
+    for number in range(4):
+        held = reserved(quotas, team, expected)
+        assert [one for one in used(quotas, team).values() if one] == [100]  # all that is left
+        held.charge(Work(20, 0, 5), 25, AT)
+        held.settle(AT)
+        assert [one for one in used(quotas, team).values() if one] == [25 * (number + 1)]
+    rejected = reserved(quotas, team).hold(expected, AT)
+    assert (rejected.scope.value, rejected.remaining) == (scope, 0)
+
+
+def test_a_guess_takes_what_is_left_and_the_next_finds_nothing():
+    """So beyond the limit goes no more than the answers of those in flight: no second one is let in beside them."""
+    quotas, team = Quotas(), tenant(limits=Limits(tpm=200))
+    held = [reserved(quotas, team, Expected(148, 20)), reserved(quotas, team, Expected(148, 20))]
+    assert used(quotas, team)["project", "tpm"] == 200
+    assert isinstance(reserved(quotas, team).hold(Expected(148, 20), AT), Rejected)
+    for one in held:
+        one.charge(Work(20, 0, 300), None, AT)
+    assert used(quotas, team)["project", "tpm"] == 640
+    assert isinstance(reserved(quotas, team).hold(Expected(1, 1), AT), Rejected)
+
+
+def test_an_output_that_the_client_bounds_is_held_in_full():
+    """What was promised can be kept exactly; a bound above the limit itself does not make the request impossible."""
+    quotas, team = Quotas(), tenant(limits=Limits(tpm=100))
+    wide = reserved(quotas, team, Expected(500, 20, is_bound=True))
+    assert used(quotas, team)["project", "tpm"] == 100
+    wide.charge(Work(20, 0, 30), None, AT)
+    assert isinstance(reserved(quotas, team).hold(Expected(51, 20, is_bound=True), AT), Rejected)
+    reserved(quotas, team, Expected(50, 20, is_bound=True))
+
+
+@pytest.mark.parametrize("scope", ["project", "organization"])
+@pytest.mark.parametrize("name", ["tpm", "tokens_per_day", "usd_per_month"])
+def test_a_limit_that_is_used_up_refuses_before_anything_is_read(name, scope):
+    """It is told with its name, rest and reset, and nothing is counted; in shadow mode it refuses nobody."""
+    limits = {
+        "tpm": Limits(tpm=10),
+        "tokens_per_day": Limits(tokens_per_day=10),
+        "usd_per_month": Limits(usd_per_month=1e-8),
+    }
+    which = "limits" if scope == "project" else "above"
+    quotas, team = Quotas(), tenant(**{which: limits[name]})
+    first = reserved(quotas, team, Expected(9, 9, 9, 9))
+    assert reserved(quotas, team).used_up(AT) is None
+    assert quotas.used_up(team, AT) is None
+    first.charge(Work(10, 0, 5), 15, AT)
+    before = used(quotas, team)
+    for rejected in (reserved(quotas, team).used_up(AT), quotas.used_up(team, AT)):
+        assert (rejected.name, rejected.remaining, rejected.pending) == (f"{scope}.{name}", 0, None)
+        assert rejected.retry_after_s == {"tpm": 61.0, "tokens_per_day": 35_200.0, "usd_per_month": 812_800.0}[name]
+        assert "0 are left; try again in" in rejected.message
+    assert used(quotas, team) == before
+    watched = tenant(**{which: replace(limits[name], shadow=True)})
+    assert reserved(quotas, watched).used_up(AT) is None
+    assert quotas.used_up(watched, AT) is None
+
+
+def test_requests_a_minute_are_used_up_too():
+    """Where the body has not come yet; a request that is counted already is not asked again."""
+    quotas, team = Quotas(), tenant(limits=Limits(rpm=1, tpm=10))
+    held = reserved(quotas, team)
+    assert held.used_up(AT) is None
+    assert quotas.used_up(team, AT).name == "project.rpm"
 
 
 def test_money_without_a_price_is_refused():

@@ -3,9 +3,10 @@
 import sqlite3
 from contextlib import closing
 
+import msgspec
 import pytest
 
-from policies.ledger import LedgerRow
+from policies.ledger import LedgerRow, Retention
 from policies.sqlite_ledger import SqliteLedger
 from policies.sqlite_ledger_schema import APPLICATION_ID, VERSION, open_ledger
 from policies.sqlite_store import SqliteStore
@@ -103,3 +104,53 @@ def test_no_question_reads_the_whole_table(tmp_path, question, index):
     assert index in plan
     assert "SCAN" not in plan
     assert "TEMP B-TREE" not in plan
+
+
+def taken_away(folder, *, whole):
+    """Remove the ledger's files, or the folder with them."""
+    for path in folder.iterdir():
+        path.unlink()
+    if whole:
+        folder.rmdir()
+
+
+@pytest.mark.parametrize("whole", [False, True])
+async def test_a_file_that_was_taken_away_is_made_again_by_its_writer_and_found_by_its_readers(tmp_path, whole):
+    """Every row that was in it, in a file that its owner alone can read; readers go on meanwhile."""
+    path = tmp_path / "home" / "l.sqlite3"
+    async with await SqliteLedger.open(path) as writer, await SqliteLedger.open(path) as reader:
+        await writer.add([row()])
+        taken_away(path.parent, whole=whole)
+        assert await reader.row("req_1") is not None
+        assert not path.exists()
+        assert await writer.add([row(), msgspec.structs.replace(row(), request_id="req_2")]) == 1
+        assert [writer.num_restored, reader.num_restored] == [1, 0]
+        assert [await reader.row(name) is not None for name in ("req_1", "req_2")] == [True, True]
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert {one.name for one in path.parent.iterdir()} <= {"l.sqlite3", "l.sqlite3-wal", "l.sqlite3-shm"}
+    async with await SqliteLedger.open(path) as again:
+        assert await again.row("req_2") is not None
+
+
+async def test_a_database_without_its_log_is_made_again_without_reading_the_old_log(tmp_path):
+    """Only the database was removed: its log would be read into whatever has the name next."""
+    path = tmp_path / "l.sqlite3"
+    async with await SqliteLedger.open(path) as writer:
+        await writer.add([row()])
+        path.unlink()
+        assert await writer.purge(0.0, Retention(30, 400)) == 0
+        assert (await writer.row("req_1"), writer.num_restored) == (row(), 1)
+
+
+async def test_a_file_that_cannot_be_made_again_is_said_so_and_nothing_is_lost(tmp_path):
+    """The rows wait in the gateways' files, and the old ones in what is open."""
+    path = tmp_path / "home" / "l.sqlite3"
+    async with await SqliteLedger.open(path) as writer:
+        await writer.add([row()])
+        taken_away(path.parent, whole=True)
+        path.parent.write_text("in the way")
+        with pytest.raises(StoreError, match="taken away and cannot be made again"):
+            await writer.add([row()])
+        path.parent.unlink()
+        assert await writer.add([row()]) == 0
+        assert await writer.row("req_1") == row()

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from cache_affinity.kv_events import TokenChain
 from cache_affinity.prefix import PrefixKey, prefix_key
 from cache_affinity.ratio import TokenRatios
 from policies.lane import Lane
@@ -39,9 +40,17 @@ class Fleet:
         self.pool.upsert(spec(name, **changes), self.now)
         assert self.pool.move(name, ReplicaState.READY)
 
-    def query(self, *segments: str, lane: Lane = Lane.INTERACTIVE, excluded: Iterable[str] = (), salt: str = "alder"):
-        """A request of these messages."""
-        return RouteQuery("m", key_of(*segments, salt=salt), lane, "alder", excluded=frozenset(excluded))
+    def query(
+        self,
+        *segments: str,
+        lane: Lane = Lane.INTERACTIVE,
+        excluded: Iterable[str] = (),
+        salt: str = "alder",
+        tokens: TokenChain | None = None,
+    ):
+        """A request of these messages, with its tokens where they are known."""
+        key = key_of(*segments, salt=salt)
+        return RouteQuery("m", key, lane, "alder", excluded=frozenset(excluded), tokens=tokens)
 
     def route(self, *segments: str, **options):
         """What the router says."""

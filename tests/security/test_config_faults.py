@@ -5,12 +5,14 @@ very same text too, is taken without a restart. A gateway process that falls mea
 """
 
 import json
+import os
 import signal
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from tests.security.conftest import ADMIN_TOKEN, ask, bearer
+from tests.security.conftest import ADMIN_TOKEN, IN_LEDGER, ask, bearer, record_of
 from tests.warmlane_process import PATIENCE_S, commands
 
 pytestmark = pytest.mark.e2e
@@ -39,6 +41,14 @@ class Reloadable:
     def reload(self):
         """The answer to a wish by HTTP."""
         return ask(self.admin, "POST", "/admin/v1/config/reload", bearer(ADMIN_TOKEN))
+
+    def state(self):
+        """How often it changed, and what is wrong with it now."""
+        return self.running.admin("/statistics")["config"]
+
+    def metrics(self):
+        """As a scraper sees them."""
+        return ask(self.admin, "GET", "/metrics", bearer(ADMIN_TOKEN)).body.decode()
 
     def hang_up(self, event):
         """Wish by SIGHUP, and wait until the log has one more of this event."""
@@ -89,6 +99,8 @@ SPOILS = {
     "unknown key": lambda path: path.write_text("free_lunch = true\n" + GOOD),
     "half": lambda path: path.write_text(GOOD[: len(GOOD) - 9]),
     "deleted": lambda path: path.unlink(),
+    "a pipe": lambda path: (path.unlink(), os.mkfifo(path)),
+    "a folder": lambda path: (path.unlink(), path.mkdir()),
     "replaced by a bad one": lambda path: replaced(path, "x"),
     "a link to a bad one": lambda path: switched(path, "x"),
 }
@@ -97,7 +109,7 @@ SPOILS = {
 @pytest.mark.parametrize("spoil", SPOILS)
 def test_a_bad_file_is_refused_as_a_whole_and_the_next_good_one_is_taken(system, spoil):
     """Whatever the file has become: the same settings, every request answered, and no restart to come out of it."""
-    before = system.config()
+    before, generation = system.config(), system.state()["generation"]
     SPOILS[spoil](system.file)
     try:
         assert system.running.chat().status_code == 200
@@ -106,13 +118,17 @@ def test_a_bad_file_is_refused_as_a_whole_and_the_next_good_one_is_taken(system,
         assert system.file.name.encode() in answer.body
         system.hang_up("config.not_reloaded")
         assert system.config() == before
+        assert system.file.name in system.state()["fault"]
+        assert "\nwarmlane_config_refused 1.0\n" in system.metrics()
         assert system.running.chat().status_code == 200
     finally:
-        system.file.unlink(missing_ok=True)
+        system.file.rmdir() if system.file.is_dir() else system.file.unlink(missing_ok=True)
         system.file.write_text(GOOD)
     answer = system.reload()  # the very same old text
     assert (answer.status, json.loads(answer.body)["changed"]) == (200, [])
     assert system.config() == before
+    assert system.state() == {"generation": generation, "fault": None}
+    assert "\nwarmlane_config_refused 0.0\n" in system.metrics()
 
 
 def test_a_good_file_is_in_force_at_once_and_a_bad_one_after_it_changes_nothing(system):
@@ -158,3 +174,48 @@ def _is_served(system):
         return system.running.chat().status_code == 200
     except Exception:
         return False
+
+
+def test_aliases_and_prices_are_in_force_without_a_restart_and_nothing_is_dropped(system):
+    """By the endpoint, while requests run; the ledger has what they cost at the price of their time."""
+    priced = (
+        GOOD
+        + """
+[[models]]
+name = "fake-model"
+aliases = ["fast"]
+price_in = 1000
+price_out = 1000
+[lanes.bulk]
+weight = 2
+queue = 7
+"""
+    )
+    system.file.write_text(priced)
+    try:
+        with ThreadPoolExecutor() as pool:
+            answers = [pool.submit(system.running.chat) for _ in range(12)]
+            found = json.loads(system.reload().body)
+            assert {one.result().status_code for one in answers} == {200}
+        assert found == {"changed": ["lanes.bulk.queue", "lanes.bulk.weight", "models"], "needs_restart": []}
+        answer = system.running.chat(model="fast")
+        assert answer.status_code == 200
+        row = record_of(system, answer.headers["x-request-id"], IN_LEDGER)
+        assert json.loads(row.body)["cost_usd"] > 0
+    finally:
+        system.file.write_text(GOOD)
+        system.reload()
+    assert system.running.chat(model="fast").status_code == 404
+
+
+def test_a_reload_by_either_way_is_in_the_audit_log(system):
+    """By the endpoint with who asked, by a signal as the system's."""
+    system.reload()
+    system.hang_up("config.reloaded")
+    ends_at = time.monotonic() + PATIENCE_S
+    while True:
+        rows = system.running.admin("/audit?action=config.reloaded")["data"]
+        if {"admin_token", "system"} <= {one["actor_kind"] for one in rows}:
+            return
+        assert time.monotonic() < ends_at, rows
+        time.sleep(0.02)

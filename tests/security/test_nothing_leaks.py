@@ -65,7 +65,9 @@ def said(system):
         "unknown model": ask_chat(system, alder, model="zebra-none"),
         "bad field": ask_chat(system, alder, temperature="hot"),
         "bad lane": ask_chat(system, alder, headers=[("x-warmlane-lane", "fast")]),
-        "refused by the engine": ask_chat(system, alder, tool_choice="auto"),
+        "refused by the engine": ask_chat(
+            system, alder, tool_choice={"type": "function", "function": {"name": "zebra-none"}}
+        ),
         "out of context": ask_chat(system, alder, max_tokens=9_999_999),
         "no json": ask(
             system.public, "POST", "/v1/chat/completions", bearer(alder), b'{"messages": "' + MARKS["prompt"].encode()

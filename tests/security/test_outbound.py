@@ -7,7 +7,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from gateway.fleet import AnnouncedReplica, Announcement
+from gateway.announced import AnnouncedReplica, Announcement
 from gateway.settings import ConfigError, load
 from tests.gateway.conftest import launch, way  # noqa: F401  # fixtures
 from tests.gateway.kit import chat

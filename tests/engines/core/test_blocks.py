@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from engines.core.blocks import BlockPool, PoolStatistics, extend_hashes, hash_block
+from engines.core.eviction import EvictionPolicy
 
 
 def published(pool, *digests, is_urgent=True):
@@ -113,6 +114,30 @@ def test_a_block_that_an_urgent_sequence_hits_is_urgent_from_then_on():
     assert pool.allocate(3, is_urgent=False).evicted == (bulk[1], *other, bulk[0])
 
 
+def test_with_slru_what_was_hit_again_outlives_what_came_later():
+    """A scan of prompts that nobody asks twice costs those that are asked again nothing."""
+    pool = BlockPool(8, EvictionPolicy.SLRU)
+    popular, once = published(pool, b"a", b"b"), published(pool, b"c", b"d")
+    pool.release(popular)
+    pool.share(pool.match([b"a", b"b"]), is_urgent=True)
+    pool.release(popular)
+    pool.release(once)
+    assert pool.next_to_go(8) == [once[1], once[0], popular[1], popular[0]]
+    assert pool.allocate(8, is_urgent=True).evicted == (once[1], once[0], popular[1], popular[0])
+    assert pool.num_blank == 0
+
+
+def test_a_lost_name_is_told_once_children_first():
+    """Events follow it: nobody may hear of a child whose parent is gone."""
+    lost = []
+    pool = BlockPool(3, on_lost=lost.append)
+    pool.release(published(pool, b"a", b"b"))
+    pool.allocate(2, is_urgent=True)
+    assert lost == [b"b"]
+    pool.allocate(1, is_urgent=True)
+    assert lost == [b"b", b"a"]
+
+
 def test_an_evicted_urgent_block_is_bulks_when_bulk_gets_it():
     """Whose a block was does not outlive what was in it."""
     pool = BlockPool(2)
@@ -176,9 +201,9 @@ def test_integrity_check_sees_a_leak():
 class PoolMachine(RuleBasedStateMachine):
     """Sequences that match, grow, publish and leave, over few blocks and fewer names."""
 
-    @initialize(num_blocks=st.integers(1, 10))
-    def make(self, num_blocks):
-        self.pool = BlockPool(num_blocks)
+    @initialize(num_blocks=st.integers(1, 10), policy=st.sampled_from(list(EvictionPolicy)))
+    def make(self, num_blocks, policy):
+        self.pool = BlockPool(num_blocks, policy)
         self.held: list[list[int]] = []
         self.urgent: set[int] = set()  # blocks that an urgent sequence has held since they were blank
 

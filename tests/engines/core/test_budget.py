@@ -166,3 +166,29 @@ def test_no_step_with_bulk_is_over_its_objective_and_no_budget_is_exceeded(sizes
     assert bool(step.grants) == bool(sequences)
     if cost == StepCost():
         assert sum(counts) == min(tokens, sum(s.num_uncomputed for s in sequences)), "some of it was wasted"
+
+
+def test_what_copies_take_is_taken_from_prompts():
+    """Those seated after a copy was planned get less; what was granted before stays, and nobody gets less than none."""
+    step = budget()
+    granted(step, decoding())
+    step.charge(0.02)
+    assert granted(step, seated(300, 0)) == [190]
+    step.charge(0.01)
+    step.charge(0.0)
+    assert granted(step, seated(300, 0)) == [0]
+    assert step.outlook(0).modelled_s == pytest.approx(COST.seconds(1, 190) + 0.03)
+
+
+def test_copies_take_from_bulk_too():
+    """A bulk step with a copy in it is no longer than one without."""
+    step = budget(max_step_s=0.03)
+    step.charge(0.01)
+    assert granted(step, seated(300, 0, lane=BULK)) == [100]
+
+
+def test_copies_leave_an_urgent_prompt_alone_all_it_may_have():
+    """Nobody decodes: the step is as long as its prompt needs."""
+    step = budget()
+    step.charge(0.5)
+    assert granted(step, seated(300, 0)) == [300]

@@ -2,13 +2,16 @@
 
 import random
 import threading
+import time
 from dataclasses import astuple
 
 import pytest
 
 from engines.core.admission import RefusalReason, SchedulerSettings
 from engines.core.engine import Engine
+from engines.core.events import AllBlocksCleared, Medium
 from engines.core.holders import SlotHolders
+from engines.core.host_tier import HostSettings
 from engines.core.latency_guard import LatencySettings
 from engines.core.load import LaneCounts
 from engines.core.plan import EngineFault
@@ -18,6 +21,7 @@ from engines.fake.runner import FakeRunner
 from engines.step_cost import StepCost, StepCostFitter
 from policies.lane import Lane
 from tests.engines.core.driven import Driven, words
+from tests.engines.core.event_index import EventIndex
 
 PATIENCE_S = 20.0
 
@@ -432,3 +436,177 @@ def test_many_threads_asking_and_leaving_all_get_one_end(make_engine):
     assert FinishReason.LENGTH in reasons
     assert engine.num_open == 0
     assert repr(engine).startswith("<Engine open=0 <Scheduler running=0 waiting=0")
+
+
+def wait_until(condition):
+    """Poll what another thread does."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < deadline, "it never came"
+        threading.Event().wait(0.001)
+
+
+def test_a_paused_engine_makes_no_step_and_loses_nothing(make_engine):
+    """It stops between two steps; resumed, it goes on as if nothing had been."""
+    gate, steps = Gate(), []
+    engine = make_engine(runner(sleep=gate), on_step=steps.append)
+    inbox = ask(engine, max_tokens=5)
+    assert gate.entered.wait(PATIENCE_S)
+    assert not engine.pause(), "a step is being made"
+    gate.open.set()
+    assert engine.pause(PATIENCE_S)
+    assert engine.load().is_paused
+    made = len(steps)
+    late = ask(engine, "late")
+    assert engine.kv_snapshot(PATIENCE_S) == ()  # an errand wakes the thread, and still no step is made
+    assert len(steps) == made
+    assert engine.num_open == 2
+    assert engine.is_healthy()
+    engine.resume()
+    engine.resume()
+    bare = Driven(kv_tokens=1024)
+    bare.add("r", words(1, 2, 3), SamplingParams(temperature=0, max_tokens=5))
+    bare.run()
+    assert inbox.wait().finish_reason is late.wait().finish_reason is FinishReason.LENGTH
+    assert inbox.tokens == bare.output("r")
+    assert not engine.load().is_paused
+
+
+def test_what_is_open_can_be_aborted_while_paused(make_engine):
+    """Clients leave whether or not there are steps; those seated, waiting and not even seen."""
+    engine = make_engine(rules=scheduler(max_seqs=1))
+    assert engine.pause(PATIENCE_S)
+    assert engine.pause()
+    inboxes = [ask(engine, id_, max_tokens=100) for id_ in "abc"]
+    engine.resume()
+    inboxes[0].first.wait(PATIENCE_S)
+    assert engine.pause(PATIENCE_S)
+    for id_ in "abc":
+        engine.abort(id_)
+    assert {inbox.wait().finish_reason for inbox in inboxes} == {FinishReason.ABORT}
+    engine.resume()
+    assert ask(engine, "d").wait().finish_reason is FinishReason.LENGTH
+
+
+def test_stopping_while_paused_waits_for_nobody(make_engine):
+    """Nothing would end in the grace, so there is none."""
+    engine = make_engine()
+    assert engine.pause(PATIENCE_S)
+    inbox = ask(engine, max_tokens=100)
+    assert engine.stop(grace_s=1e6)
+    assert inbox.wait().finish_reason is FinishReason.ABORT
+    assert engine.pause()
+
+
+def test_pausing_and_resuming_at_any_moment_changes_no_answer(make_engine):
+    """Threads that ask, leave, pause and resume in between: one end each, the right tokens, sound accounts."""
+    faults = []
+    engine = make_engine(on_fault=faults.append)
+    is_over = threading.Event()
+
+    def flicker():
+        while not is_over.is_set():
+            assert engine.pause(PATIENCE_S)
+            engine.resume()
+
+    thread = threading.Thread(target=flicker)
+    thread.start()
+    inboxes = [ask(engine, str(number), (1, 2, 3), max_tokens=20) for number in range(20)]
+    for number in range(0, 20, 5):
+        engine.abort(str(number))
+    ends = [inbox.wait() for inbox in inboxes]
+    is_over.set()
+    thread.join(PATIENCE_S)
+    whole = [inbox.tokens for inbox, end in zip(inboxes, ends, strict=True) if end.finish_reason is FinishReason.LENGTH]
+    assert len(whole) >= 16
+    assert all(tokens == whole[0] for tokens in whole)
+    assert faults == []
+
+
+def test_kv_events_come_after_each_step_and_tell_what_is_cached(make_engine):
+    """Followed from the first to the last, with faults in between, they are what a snapshot says."""
+    index, threads = EventIndex(), set()
+
+    def follow(events):
+        threads.add(threading.current_thread().name)
+        index.apply(events)
+
+    device = runner(failing_steps=frozenset({9}), host_bytes_per_token=100)
+    rules = scheduler(kv_tokens=128, context_tokens=128, host=HostSettings(max_tokens=256, min_tokens=8))
+    engine = make_engine(device, rules, on_events=follow)
+    for number in range(12):
+        ask(engine, str(number), range(20 * (number % 5), 20 * (number % 5) + 60), max_tokens=4).wait()
+    snapshot = engine.kv_snapshot(PATIENCE_S)
+    assert EventIndex(snapshot) == index
+    assert index.hashes(Medium.DEVICE)
+    assert index.hashes(Medium.HOST)
+    assert threads == {"engine"}
+    load = engine.load()
+    assert load.kv_host_bytes == 100 * rules.statistics().host.used_tokens > 0
+    assert load.kv_saved_tokens >= load.kv_host_bytes // 100
+
+
+def test_whoever_lost_events_gets_them_anew_in_their_place(make_engine):
+    """All is cleared and told again, in the same stream, so that nothing is out of order."""
+    heard = []
+    engine = make_engine(on_events=heard.extend)
+    ask(engine, "a", range(20)).wait()
+    engine.resend_events()
+    wait_until(lambda: heard.count(AllBlocksCleared()) == 2)
+    ask(engine, "b", range(50, 70)).wait()
+    snapshot = engine.kv_snapshot(PATIENCE_S)
+    again = len(heard) - 1 - heard[::-1].index(AllBlocksCleared())
+    assert EventIndex(heard[again:]) == EventIndex(snapshot)
+
+
+def test_a_follower_that_raises_costs_nothing(make_engine):
+    """It is told, and not believed."""
+
+    def follow(events):
+        raise RuntimeError("socket closed")
+
+    faults = []
+    engine = make_engine(on_events=follow, on_fault=faults.append)
+    assert ask(engine, prompt=range(20)).wait().finish_reason is FinishReason.LENGTH
+    assert engine.stop()
+    assert {str(fault) for fault in faults} == {"socket closed"}
+
+
+def test_without_a_follower_a_snapshot_is_still_right(make_engine):
+    """Nothing is gathered, but what is cached is known."""
+    engine = make_engine()
+    ask(engine, prompt=range(20)).wait()
+    assert len(EventIndex(engine.kv_snapshot(PATIENCE_S)).hashes(Medium.DEVICE)) == 6
+
+
+def test_a_snapshot_is_refused_in_time_by_a_stuck_engine_and_empty_after_its_end(make_engine):
+    """Nobody waits for ever for an answer that does not come."""
+    gate = Gate()
+    engine = make_engine(runner(sleep=gate))
+    inbox = ask(engine)
+    assert gate.entered.wait(PATIENCE_S)
+    with pytest.raises(TimeoutError):
+        engine.kv_snapshot(0.01)
+    gate.open.set()
+    inbox.wait()
+    assert engine.stop()
+    assert engine.kv_snapshot() == ()
+    engine.resend_events()
+
+
+def test_an_idle_engine_saves_ahead_by_itself(make_engine):
+    """Steps without rows are made while nothing is open, are logged, and end."""
+    steps = []
+    rules = scheduler(kv_tokens=128, context_tokens=128, host=HostSettings(max_tokens=256, min_tokens=8))
+    engine = make_engine(runner(host_bytes_per_token=1, cost=StepCost(1e-3, 1e-4, 1e-4)), rules, on_step=steps.append)
+    ask(engine, "a", range(100), max_tokens=4).wait()
+    wait_until(lambda: engine.load().kv_saved_tokens == 100)
+    assert engine.stop()
+    assert [len(step.plan.rows) for step in steps][-1] == 0
+    assert engine.load().num_steps == steps[-1].plan.number
+
+
+def test_host_memory_needs_a_runner_that_copies():
+    """Said at start, not by a plan that the device does not understand."""
+    with pytest.raises(ValueError, match="no copies"):
+        Engine(runner(), scheduler(host=HostSettings(max_tokens=64)))

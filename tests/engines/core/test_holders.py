@@ -2,6 +2,7 @@
 
 import pytest
 
+from engines.core.eviction import EvictionPolicy
 from engines.core.holders import SlotHolders
 from engines.core.plan import Fork, Truncate
 
@@ -124,6 +125,39 @@ def test_a_bulk_slot_that_alone_holds_what_people_had_is_urgent():
     last, _ = opened(holders)
     assert opened(holders) == (other, (12,))
     holders.check_integrity([last, other], {10, 11}, {10})
+
+
+def test_with_slru_a_slot_that_was_hit_again_outlives_younger_ones():
+    """The policy of blocks is that of slots."""
+    left = {}
+    for policy in EvictionPolicy:
+        holders = SlotHolders(6, 4)
+        holders.policy = policy
+        holders.clear()
+        slots = [opened(holders, new=(number,))[0] for number in range(6)]
+        holders.retain(slots[0])
+        assert opened(holders, path=(0,))[0] == slots[0]
+        for slot in slots:
+            holders.retain(slot)
+        assert holders.next_to_go() == opened(holders)[0]
+        left[policy] = holders.retained()[-1] == slots[0]
+    assert left == {EvictionPolicy.LRU: False, EvictionPolicy.SLRU: True}
+
+
+def test_what_would_give_itself_up_is_known_before():
+    """It is saved first, if that is worth it; the rules are those of opening."""
+    holders = SlotHolders(2, 4)
+    first, second = (opened(holders, new=(block, block + 1))[0] for block in (10, 20))
+    assert holders.next_to_go() is None
+    holders.retain(first)
+    holders.retain(second)
+    assert holders.retained() == (first, second)
+    assert holders.next_to_go((10, 11)) is None, "it is taken over as it is"
+    assert holders.next_to_go((10,)) == second, "the source of a fork goes last of all"
+    assert holders.next_to_go() == first
+    assert (holders.path_of(first), holders.slot_with(20), holders.num_free) == ((10, 11), second, 0)
+    assert opened(holders)[0] == first
+    assert holders.num_only_in(second) == 2
 
 
 def test_a_forked_source_counts_as_used():

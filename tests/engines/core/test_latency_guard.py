@@ -1,5 +1,7 @@
 """How long a step may take."""
 
+import dataclasses
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -107,3 +109,30 @@ def test_senseless_settings_are_refused(fields):
     """At start, with a sentence."""
     with pytest.raises(ValueError, match="must be"):
         LatencySettings(**fields)
+
+
+@pytest.mark.parametrize(
+    ("fields", "decoding", "has_prompts", "expected"),
+    [
+        ({}, 4, False, 0.0),  # decodes alone have no time to give
+        ({"itl_p95_s": 0.054}, 4, False, 0.01),  # a quarter of what the objective leaves beside 14 ms
+        ({}, 4, True, 0.009),  # a quarter of what prompts may add: 50 ms less 14 ms
+        ({"itl_p95_s": 0.054}, 4, True, 0.01),
+        ({"itl_p95_s": 0.012}, 4, True, 0.0),  # over it already
+        ({}, 0, True, 0.01),
+        ({"max_step_s": 0.04}, 0, False, 0.01),  # only bulk: a quarter of its step
+    ],
+)
+def test_saves_get_a_share_of_what_a_step_may_take(fields, decoding, has_prompts, expected):
+    """Copies to host memory are worth something, and nobody's next token."""
+    cost = StepCost(base_s=0.010, per_row_s=0.001, per_prefill_token_s=0.0001)
+    assert guard(cost, **fields).save_s(decoding, has_prompts=has_prompts) == pytest.approx(expected)
+
+
+def test_copies_leave_less_to_all_else():
+    """They are part of the step, so prompts and bulk get what is left of it."""
+    with_copies = dataclasses.replace(guard(), copy_s=0.01)
+    decoding = StepCounts(rows=4)
+    assert with_copies.seconds(decoding) == pytest.approx(guard().seconds(decoding) + 0.01)
+    assert with_copies.urgent_prompt_tokens(decoding, 512) < guard().urgent_prompt_tokens(decoding, 512)
+    assert with_copies.tokens_within(0.05, decoding, 512) < guard().tokens_within(0.05, decoding, 512)

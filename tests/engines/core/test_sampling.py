@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from engines.core.decoding import decode
 from engines.core.plan import EngineFault
-from engines.core.sampling import _pick, sample
+from engines.core.sampling import SamplingRow, _pick
 from engines.core.sequence import GenerateRequest, SamplingParams, Sequence
 
 VOCAB = 50
@@ -20,6 +21,12 @@ def sequence(*, prompt=(1, 2), output=(), seed=0, **params):
 
 def logits(*rows):
     return np.array(rows, dtype=np.float32)
+
+
+def sample(rows, sequences, eos_ids):
+    """One token for each row."""
+    decoded = decode(rows, [SamplingRow(each) for each in sequences], [None] * len(sequences), eos_ids)
+    return [sampled for (sampled,) in decoded]
 
 
 def draw(row, eos=frozenset(), **fields):

@@ -3,6 +3,7 @@
 import pytest
 
 from engines.core.admission import RefusalReason, SchedulerSettings
+from engines.core.eviction import EvictionPolicy
 from engines.core.holders import SlotHolders
 from engines.core.plan import Fork
 from engines.core.scheduler import Scheduler
@@ -328,6 +329,18 @@ def test_paged_plans_have_tables_and_slot_plans_have_forks():
     assert first.blocks[2] != second.blocks[2]
 
 
+def test_the_eviction_policy_is_that_of_slots_too():
+    """One setting for blocks and for the slots that hold them."""
+    engine = Driven(num_slots=6, max_seqs=1, eviction=EvictionPolicy.SLRU)
+    one = SamplingParams(temperature=0, max_tokens=1)
+    for number in (0, 0, 1, 2, 3, 4, 5, 6, 7):
+        engine.add("r", words(*range(20 * number, 20 * number + 8)), one)
+        engine.run()
+    engine.add("r", words(*range(8)), one)
+    engine.run()
+    assert engine.last("r").cached_tokens == 4
+
+
 def test_holders_must_match_the_settings():
     """Blocks or seats that differ would corrupt KV silently."""
     settings = SchedulerSettings(max_seqs=4, max_step_tokens=8, context_tokens=64, kv_tokens=64)
@@ -347,3 +360,22 @@ def test_repr_and_statistics_tell_the_state(driven):
     statistics = engine.scheduler.statistics()
     assert (statistics.used_blocks, statistics.num_blocks, statistics.preempted) == (3, 128, 0)
     assert (statistics.prompt_tokens, statistics.generation_tokens) == (9, 1)
+
+
+def test_an_identical_prefix_of_a_thousand_tokens_is_computed_once_for_thirty_two(driven):
+    """By the step log: each position of the prefix is in one row, and the others start behind it."""
+    engine = driven(num_slots=32, max_seqs=32, kv_tokens=8192, max_step_tokens=128, context_tokens=2048, block_size=16)
+    prefix = [*words(*range(1000))]
+    for index in range(32):
+        assert engine.add(str(index), [*prefix, *words(*range(index, index + 5))], GREEDY) is None
+    engine.run()
+    whole_blocks = 1000 - 1000 % 16
+    positions = [
+        position
+        for plan in engine.plans
+        for row in plan.rows
+        for position in range(row.start, row.start + len(row.tokens))
+        if position < whole_blocks
+    ]
+    assert sorted(positions) == list(range(whole_blocks))
+    assert [engine.last(str(index)).cached_tokens for index in range(32)] == [0] + [whole_blocks] * 31

@@ -97,7 +97,7 @@ def run(load: Load, duration_s: float = 300.0, seed: int = 1) -> Measured:
             measured.alone_s += seconds
         else:
             measured.urgent_s += seconds
-        sampled = [Sampled(7)] * sum(row.samples for row in plan.rows)
+        sampled = [(Sampled(7),)] * sum(row.samples for row in plan.rows)
         open_bulk -= _measure(scheduler.complete(plan, sampled, now), now, last_at, measured)
     return measured
 

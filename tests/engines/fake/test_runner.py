@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from engines.core.plan import EngineFault, Fork, Row, Runner, StepPlan, Truncate
+from engines.core.plan import Discard, EngineFault, Fork, Restore, Row, Runner, Save, StepPlan, Truncate
 from engines.fake.cells import CellError
 from engines.fake.model import FIRST_WORD, IM_END, VOCAB_SIZE, FakeModel
 from engines.fake.runner import FakeRunner, scripted_token
@@ -12,8 +12,8 @@ from engines.step_cost import StepCost
 MODEL = FakeModel()
 
 
-def row(slot, start, *tokens, samples=True, blocks=()):
-    return Row(slot, start, tuple(FIRST_WORD + 20 + token for token in tokens), samples, tuple(blocks))
+def row(slot, start, *tokens, num_samples=1, blocks=()):
+    return Row(slot, start, tuple(FIRST_WORD + 20 + token for token in tokens), num_samples, tuple(blocks))
 
 
 def execute(runner, *rows, memory=(), number=1):
@@ -27,16 +27,16 @@ def slot_runner(**options):
 def test_is_a_runner_with_logits_of_the_documented_shape():
     """A row of float32 for each sampling row, none for the others."""
     runner: Runner = slot_runner()
-    logits = execute(runner, row(0, 0, 1, 2), row(1, 0, 3, samples=False))
+    logits = execute(runner, row(0, 0, 1, 2), row(1, 0, 3, num_samples=0))
     assert (logits.shape, logits.dtype) == ((1, VOCAB_SIZE), np.float32)
-    assert execute(runner, row(2, 0, 3, samples=False)).shape == (0, VOCAB_SIZE)
+    assert execute(runner, row(2, 0, 3, num_samples=0)).shape == (0, VOCAB_SIZE)
 
 
 def test_logits_depend_on_every_visible_token_and_nothing_else():
     """A wrong token anywhere in the prefix must change the answer; slot and chunks must not."""
     whole = execute(slot_runner(), row(0, 0, 1, 2, 3))
     chunked = slot_runner()
-    execute(chunked, row(3, 0, 1, 2, samples=False))
+    execute(chunked, row(3, 0, 1, 2, num_samples=0))
     assert (execute(chunked, row(3, 2, 3)) == whole).all()
     for other in ((9, 2, 3), (1, 9, 3), (1, 2, 9), (2, 3)):
         assert (execute(slot_runner(), row(0, 0, *other)) != whole).any()
@@ -142,7 +142,7 @@ def test_ends_come_rarely_and_only_words_are_said():
     said = []
     token = FIRST_WORD + 30
     for position in range(1000):
-        token = int(execute(runner, Row(0, position, (token,), samples=True))[0].argmax())
+        token = int(execute(runner, Row(0, position, (token,), num_samples=1))[0].argmax())
         said.append(token)
     assert 5 < said.count(IM_END) < 45
     assert all(token >= FIRST_WORD or token == IM_END for token in said)
@@ -176,5 +176,80 @@ def test_the_script_decides_the_logits():
     """The marker works through the runner, not only in its function."""
     tokens = MODEL.encode("[[say people]]", special=False)
     runner = FakeRunner(num_slots=1)
-    best = int(runner.execute(StepPlan(1, (), (Row(0, 0, tuple(tokens), samples=True),)))[0].argmax())
+    best = int(runner.execute(StepPlan(1, (), (Row(0, 0, tuple(tokens), num_samples=1),)))[0].argmax())
     assert MODEL.piece(best) == b"people"
+
+
+@pytest.mark.parametrize("pages_by", [None, 2])
+def test_what_was_saved_is_restored_as_it_was(pages_by):
+    """Into another slot, in part, after the first holder is gone; until it is discarded."""
+    runner = slot_runner(pages_by=pages_by)
+    execute(runner, row(0, 0, 1, 2, 3, 4, blocks=(5, 3)), memory=[])
+    execute(runner, memory=[Save(0, 7, 4, (5, 3))])
+    if pages_by is None:
+        execute(runner, memory=[Truncate(0, 0)])
+    assert runner.num_host_tokens == 4
+    logits = execute(runner, row(2, 3, 9, blocks=(0, 1)), memory=[Restore(7, 2, 3, (0, 1))])
+    assert (logits == execute(slot_runner(), row(0, 0, 1, 2, 3, 9))).all()
+    before = runner.kv_state()
+    execute(runner, memory=[Discard(7)])
+    assert runner.num_host_tokens == 0
+    assert runner.kv_state() != before
+
+
+@pytest.mark.parametrize(
+    ("memory", "message"),
+    [
+        ([Save(0, 1, 4)], "slot 0 are saved, but it holds 3"),
+        ([Save(0, 1, 3), Save(0, 1, 3)], "saved twice"),
+        ([Restore(1, 1, 1)], "were not saved"),
+        ([Save(0, 1, 2), Restore(1, 1, 3)], "were not saved"),
+        ([Save(0, 1, 2), Restore(1, 0, 2)], "not empty"),
+        ([Save(0, 1, 2), Discard(1), Discard(1)], "not saved"),
+        ([Save(0, 1, 3), *(Restore(1, slot, 1) for slot in (1, 2, 3)), *[Save(0, 2, 3)] * 2], "saved twice"),
+    ],
+)
+def test_copies_that_make_no_sense_are_faults(memory, message):
+    """A handle is given once and given back once."""
+    runner = slot_runner()
+    execute(runner, row(0, 0, 1, 2, 3))
+    with pytest.raises(CellError, match=message):
+        execute(runner, memory=memory)
+
+
+def test_a_restore_needs_cells_for_all_that_was_saved():
+    """As on llama.cpp, where a sequence comes back whole and is then cut."""
+    runner = slot_runner()
+    execute(runner, row(0, 0, *range(16)))
+    execute(runner, row(1, 0, *range(8)), memory=[Save(0, 1, 16)])
+    with pytest.raises(CellError, match="out of cells"):
+        execute(runner, memory=[Restore(1, 2, 2)])
+
+
+def test_clear_forgets_what_was_saved():
+    """After a fault nothing is relied on."""
+    runner = slot_runner()
+    execute(runner, row(0, 0, 1, 2, 3))
+    execute(runner, memory=[Save(0, 1, 3)])
+    runner.clear()
+    assert runner.num_host_tokens == 0
+
+
+def test_a_step_without_rows_takes_no_time_of_rows():
+    """Copies alone are no decode."""
+    slept = []
+    runner = slot_runner(cost=StepCost(1.0, 0.1, 0.01), sleep=slept.append)
+    execute(runner, memory=[Truncate(0, 0)])
+    assert slept == [0.0]
+
+
+@pytest.mark.parametrize("pages_by", [None, 4])
+def test_each_wanted_token_of_a_row_has_its_own_logits(pages_by):
+    """As if the tokens had come one by one: what drafts are verified by."""
+    blocks = () if pages_by is None else (0, 1)
+    together = slot_runner(pages_by=pages_by)
+    logits = execute(together, row(0, 0, 1, 2, 3, 4, num_samples=3, blocks=blocks))
+    singly = slot_runner(pages_by=pages_by)
+    execute(singly, row(0, 0, 1, num_samples=0, blocks=blocks))
+    for index, token in enumerate((2, 3, 4)):
+        assert (execute(singly, row(0, 1 + index, token, blocks=blocks))[0] == logits[index]).all()

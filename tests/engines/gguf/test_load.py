@@ -28,8 +28,7 @@ from engines.gguf.header import ModelFileError
 from engines.gguf.load import load
 for path in sys.argv[2:]:
     try:
-        model, runner = load(Path(path), **json.loads(sys.argv[1]))
-        runner.close()
+        load(Path(path), **json.loads(sys.argv[1])).runner.close()
         print(json.dumps([path, "loaded"]), flush=True)
     except (ModelFileError, EngineFault) as error:
         print(json.dumps([path, type(error).__name__ + ": " + str(error)]), flush=True)
@@ -47,7 +46,9 @@ def _probe(paths, **sizes):
 def test_a_good_file_loads_warm_and_logs_to_the_sink(demo_model, capfd):
     """The library writes nothing itself; what it says goes where the worker wants it."""
     lines = []
-    model, runner = load(demo_model, **_SIZES, on_log=lambda level, text: lines.append((level, text)))
+    loaded = load(demo_model, **_SIZES, on_log=lambda level, text: lines.append((level, text)))
+    model, runner = loaded.model, loaded.runner
+    assert (loaded.threads.single, loaded.threads.batch, loaded.threads.origin) == (1, 1, "given")
     assert model.vocab_size == runner.vocab_size
     assert "0 of 2 slots" in repr(runner)
     runner.close()

@@ -33,7 +33,7 @@ def _prefill(runner, slot, tokens, start=0):
     """The last token's logits after all `tokens` went in, in chunks."""
     for at in range(0, len(tokens), runner.max_step_tokens):
         chunk = tuple(tokens[at : at + runner.max_step_tokens])
-        logits = runner.execute(_plan(Row(slot, start + at, chunk, samples=True)))
+        logits = runner.execute(_plan(Row(slot, start + at, chunk, num_samples=1)))
     return logits[0]
 
 
@@ -41,7 +41,7 @@ def _decode(runner, lasts, num_tokens=_NUM_TOKENS):
     """Greedy tokens of several slots in one batch; `lasts`: slot -> (tokens so far, first token)."""
     outputs = {slot: [token] for slot, (_, token) in lasts.items()}
     while len(next(iter(outputs.values()))) < num_tokens:
-        rows = [Row(slot, lasts[slot][0] + len(out) - 1, (out[-1],), samples=True) for slot, out in outputs.items()]
+        rows = [Row(slot, lasts[slot][0] + len(out) - 1, (out[-1],), num_samples=1) for slot, out in outputs.items()]
         logits = runner.execute(_plan(*rows))
         for out, row in zip(outputs.values(), logits, strict=True):
             out.append(choice_of(row).best)
@@ -54,7 +54,7 @@ def test_forked_and_batched_sequences_answer_as_alone(runner, prompts):
     bare = [bare_run(runner, prompt, _NUM_TOKENS) for prompt in sequences]
     _prefill(runner, 0, sequences[0][:shared])
     forks = [Fork(0, slot, shared) for slot in range(1, 5)]
-    rows = [Row(slot, shared, tuple(prompt[shared:]), samples=True) for slot, prompt in enumerate(sequences, start=1)]
+    rows = [Row(slot, shared, tuple(prompt[shared:]), num_samples=1) for slot, prompt in enumerate(sequences, start=1)]
     logits = runner.execute(_plan(*rows, memory=forks))
     lasts = {
         slot: (len(prompt), choice_of(row).best)
@@ -82,7 +82,7 @@ def test_a_shortened_slot_goes_on_from_where_it_was_cut(runner, prompts):
     bare = bare_run(runner, sequences[1], _NUM_TOKENS)
     _prefill(runner, 3, sequences[0])
     tail = tuple(sequences[1][shared:])
-    logits = runner.execute(_plan(Row(3, shared, tail, samples=True), memory=[Truncate(3, shared)]))
+    logits = runner.execute(_plan(Row(3, shared, tail, num_samples=1), memory=[Truncate(3, shared)]))
     out = _decode(runner, {3: (len(sequences[1]), choice_of(logits[0]).best)})[3]
     assert_near_equal(out, bare)
 
@@ -104,7 +104,7 @@ def test_a_fork_survives_its_source(runner, prompts):
     bare = bare_run(runner, prompt, 4)
     _prefill(runner, 0, prompt[:-1])
     runner.execute(_plan(memory=[Fork(0, 1, len(prompt) - 1), Truncate(0, 0)]))
-    logits = runner.execute(_plan(Row(1, len(prompt) - 1, tuple(prompt[-1:]), samples=True)))
+    logits = runner.execute(_plan(Row(1, len(prompt) - 1, tuple(prompt[-1:]), num_samples=1)))
     assert_near_equal(_decode(runner, {1: (len(prompt), choice_of(logits[0]).best)}, 4)[1], bare)
 
 
@@ -113,7 +113,7 @@ def test_forking_shares_cells(model, runner):
     prefix = model.encode("word " * 600, special=False)[:600]
     _prefill(runner, 0, prefix)
     runner.execute(_plan(memory=[Fork(0, slot, 600) for slot in range(1, 8)]))
-    logits = runner.execute(_plan(*(Row(slot, 600, (100 + slot,), samples=True) for slot in range(8))))
+    logits = runner.execute(_plan(*(Row(slot, 600, (100 + slot,), num_samples=1) for slot in range(8))))
     assert logits.shape == (8, model.vocab_size)
 
 
@@ -124,7 +124,9 @@ def test_only_sampling_rows_give_logits_in_their_order(runner, prompts):
     for tokens in (a, c):
         alone[tokens] = _prefill(runner, 0, tokens).copy()
         runner.clear()
-    logits = runner.execute(_plan(Row(4, 0, a, samples=True), Row(1, 0, b, samples=False), Row(7, 0, c, samples=True)))
+    logits = runner.execute(
+        _plan(Row(4, 0, a, num_samples=1), Row(1, 0, b, num_samples=0), Row(7, 0, c, num_samples=1))
+    )
     assert logits.shape[0] == 2
     assert logits.dtype == np.float32
     for row, tokens in zip(logits, (a, c), strict=True):
@@ -134,7 +136,7 @@ def test_only_sampling_rows_give_logits_in_their_order(runner, prompts):
 
 def test_logits_are_those_the_library_names_row_by_row(runner, prompts):
     """Copying all rows at once relies on their order in the library's memory."""
-    rows = [Row(slot, 0, tuple(prompts[0][slot][: 20 + slot]), samples=True) for slot in range(3)]
+    rows = [Row(slot, 0, tuple(prompts[0][slot][: 20 + slot]), num_samples=1) for slot in range(3)]
     together = runner.execute(_plan(*rows)).copy()
     for index, row in enumerate(rows):
         runner.clear()
@@ -152,15 +154,15 @@ def test_no_room_is_a_fault_and_clearing_heals(model):
     """The scheduler counts cells; if it miscounts, the step fails and the worker goes on."""
     runner = GgufRunner(model, RunnerSettings(4, 256, 128, 1, 1))
     tokens = tuple(model.encode("word " * 300, special=False)[:128])
-    runner.execute(_plan(Row(0, 0, tokens, samples=False)))
-    runner.execute(_plan(Row(1, 0, tokens, samples=False)))
+    runner.execute(_plan(Row(0, 0, tokens, num_samples=0)))
+    runner.execute(_plan(Row(1, 0, tokens, num_samples=0)))
     with pytest.raises(EngineFault, match=r"no room .* \(step 7\)"):
-        runner.execute(_plan(Row(2, 0, tokens, samples=True), number=7))
+        runner.execute(_plan(Row(2, 0, tokens, num_samples=1), number=7))
     assert "faulted" in repr(runner)
     with pytest.raises(AssertionError, match="not cleared"):
-        runner.execute(_plan(Row(2, 0, tokens, samples=True)))
+        runner.execute(_plan(Row(2, 0, tokens, num_samples=1)))
     runner.clear()
-    assert np.isfinite(runner.execute(_plan(Row(2, 0, tokens, samples=True)))).all()
+    assert np.isfinite(runner.execute(_plan(Row(2, 0, tokens, num_samples=1)))).all()
     runner.close()
 
 
@@ -168,8 +170,8 @@ def test_every_cell_can_be_used(model):
     """`kv_tokens` is a promise to the scheduler, to the last token."""
     runner = GgufRunner(model, RunnerSettings(2, 512, 256, 1, 1))
     tokens = tuple(model.encode("word " * 300, special=False)[:256])
-    runner.execute(_plan(Row(0, 0, tokens, samples=False)))
-    assert runner.execute(_plan(Row(1, 0, tokens, samples=True))).shape[0] == 1
+    runner.execute(_plan(Row(0, 0, tokens, num_samples=0)))
+    assert runner.execute(_plan(Row(1, 0, tokens, num_samples=1))).shape[0] == 1
     runner.close()
 
 
@@ -179,8 +181,8 @@ def test_a_step_budget_above_the_cells_is_harmless(model):
     with contextlib.closing(GgufRunner(model, RunnerSettings(4, 256, 512, 1, 1))) as runner:
         assert runner.max_step_tokens == 512
         with pytest.raises(AssertionError, match="at most 256"):
-            runner.execute(_plan(Row(0, 0, tokens, samples=True)))
-        assert runner.execute(_plan(Row(0, 0, tokens[:256], samples=True))).shape[0] == 1
+            runner.execute(_plan(Row(0, 0, tokens, num_samples=1)))
+        assert runner.execute(_plan(Row(0, 0, tokens[:256], num_samples=1))).shape[0] == 1
 
 
 def test_holes_left_by_others_are_filled(model):
@@ -188,15 +190,15 @@ def test_holes_left_by_others_are_filled(model):
     tokens = tuple(model.encode("word " * 300, special=False)[:64])
     with contextlib.closing(GgufRunner(model, RunnerSettings(4, 256, 128, 1, 1))) as runner:
         for slot in range(4):
-            runner.execute(_plan(Row(slot, 0, tokens, samples=False)))
+            runner.execute(_plan(Row(slot, 0, tokens, num_samples=0)))
         runner.execute(_plan(memory=[Truncate(slot, 4) for slot in (0, 2)]))
-        assert runner.execute(_plan(Row(1, 64, tokens + tokens[:56], samples=True))).shape[0] == 1
+        assert runner.execute(_plan(Row(1, 64, tokens + tokens[:56], num_samples=1))).shape[0] == 1
 
 
 def test_an_unknown_token_is_a_fault(runner):
     """The library checks ids itself and says so."""
     with pytest.raises(EngineFault, match="refused the step"):
-        runner.execute(_plan(Row(0, 0, (49152,), samples=True)))
+        runner.execute(_plan(Row(0, 0, (49152,), num_samples=1)))
 
 
 @pytest.mark.parametrize(
@@ -205,16 +207,16 @@ def test_an_unknown_token_is_a_fault(runner):
         _plan(memory=[Fork(0, 1, 3)]),  # the target is not empty
         _plan(memory=[Fork(0, 2, 99)]),  # the source is shorter
         _plan(memory=[Truncate(0, 99)]),
-        _plan(Row(0, 4, (1,), samples=True)),  # a position is left out
-        _plan(Row(0, 1, (1,), samples=True)),  # a position is there already
-        _plan(Row(2, 0, (), samples=True)),
-        _plan(Row(2, 0, (1,), samples=True), Row(2, 1, (1,), samples=True)),
-        _plan(Row(2, 0, (1,) * 257, samples=True)),
+        _plan(Row(0, 4, (1,), num_samples=1)),  # a position is left out
+        _plan(Row(0, 1, (1,), num_samples=1)),  # a position is there already
+        _plan(Row(2, 0, (), num_samples=1)),
+        _plan(Row(2, 0, (1,), num_samples=1), Row(2, 1, (1,), num_samples=1)),
+        _plan(Row(2, 0, (1,) * 257, num_samples=1)),
     ],
 )
 def test_a_plan_against_the_contract_is_a_bug_of_ours(runner, plan):
     """The scheduler's mistakes are caught before they silently change an answer."""
-    runner.execute(_plan(Row(0, 0, (1, 2, 3), samples=False), Row(1, 0, (5,), samples=False)))
+    runner.execute(_plan(Row(0, 0, (1, 2, 3), num_samples=0), Row(1, 0, (5,), num_samples=0)))
     with pytest.raises(AssertionError):
         runner.execute(plan)
 
@@ -223,7 +225,7 @@ def test_other_threads_run_during_a_step(model, runner):
     """The API thread streams while the model computes: the longest gap it sees is far below the step's length."""
     tokens = tuple(model.encode("word " * 300, special=False)[:256])
     done = threading.Event()
-    thread = threading.Thread(target=lambda: (runner.execute(_plan(Row(0, 0, tokens, samples=True))), done.set()))
+    thread = threading.Thread(target=lambda: (runner.execute(_plan(Row(0, 0, tokens, num_samples=1))), done.set()))
     start = time.perf_counter()
     thread.start()
     ticks = 0
@@ -266,6 +268,6 @@ def test_sizes_that_cannot_be_are_refused(sizes):
 def test_the_most_slots_work(model):
     """256 sequences are the library's bound and ours."""
     runner = GgufRunner(model, RunnerSettings(256, 512, 256, 1, 1))
-    logits = runner.execute(_plan(*(Row(slot, 0, (100,), samples=True) for slot in range(256))))
+    logits = runner.execute(_plan(*(Row(slot, 0, (100,), num_samples=1) for slot in range(256))))
     assert logits.shape == (256, model.vocab_size)
     runner.close()

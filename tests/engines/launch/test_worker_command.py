@@ -1,5 +1,6 @@
 """The command line of a worker."""
 
+from dataclasses import replace
 from pathlib import Path
 
 from engines.launch.worker_command import WorkerSpec, worker_command
@@ -9,12 +10,13 @@ SPEC = WorkerSpec("worker-1", "demo", "gguf", Path("/m/a b.gguf"), max_seqs=8, k
 
 def options(argv):
     """The options of a command as pairs."""
-    return dict(zip(argv[3:-1:2], argv[4:-1:2], strict=True))
+    return dict(zip(argv[3:-2:2], argv[4:-2:2], strict=True))
 
 
 def test_every_setting_of_the_plan_reaches_the_worker():
     """A setting that is not passed on is silently ignored."""
-    argv = worker_command(SPEC, drain_s=5, log_level="debug", itl_p95_s=0.04)
+    spec = replace(SPEC, home=Path("/h"))
+    argv = worker_command(spec, drain_s=5, log_level="debug", itl_p95_s=0.04)
     assert argv[1:3] == ["-m", "engines.worker"]
     assert options(argv) == {
         "--engine": "gguf",
@@ -25,14 +27,15 @@ def test_every_setting_of_the_plan_reaches_the_worker():
         "--max-seqs": "8",
         "--kv-tokens": "4096",
         "--threads": "2",
+        "--home": "/h",
         "--drain-s": "5",
         "--itl-p95-s": "0.04",
         "--log-level": "debug",
     }
-    assert argv[-1] == "--die-with-parent"
+    assert argv[-2:] == ["--kv-events", "--die-with-parent"]
 
 
 def test_an_engine_without_a_model_file_gets_no_path_and_without_an_objective_its_own():
     """The fake engine has no file; the worker knows best what a step may take."""
     argv = worker_command(WorkerSpec("worker-1", "demo", "fake", None, 8, 4096, 1), drain_s=5, log_level="info")
-    assert not {"--path", "--itl-p95-s"} & set(argv)
+    assert not {"--path", "--itl-p95-s", "--home"} & set(argv)

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import httpx
@@ -22,11 +23,15 @@ async def make_service():
     """A function that makes a running service on the fake engine; all of them are quiescent and closed at the end."""
     services = []
 
-    def make(settings=None, **options) -> Service:
+    def make(settings=None, template=None, embeddings=..., **options) -> Service:
         loaded = load_engine(fake_options(**options))
+        if template is not None:
+            loaded.model.chat_template = template
+        if embeddings is not ...:
+            loaded = replace(loaded, embeddings=embeddings)
         given = {"name": "fake", "engine": "fake", "default_max_tokens": 64} | (settings or {})
         service = Service(loaded, WorkerSettings(**given), asyncio.get_running_loop())
-        loaded.engine.start()
+        loaded.start()
         services.append(service)
         return service
 

@@ -1,8 +1,12 @@
 """The sandbox a chat template runs in."""
 
+import itertools
+import tracemalloc
 from datetime import UTC, datetime
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from engines.worker.chat_template import RENDER_LIMIT_S, BrokenTemplate, ChatTemplate
 from engines.worker.errors import ApiError
@@ -71,7 +75,7 @@ def test_a_prompt_longer_than_the_bound_is_refused_while_it_is_written():
 
 
 def test_a_template_that_takes_too_long_is_ended():
-    """Time is bounded between two pieces of output."""
+    """Time is looked at whenever a step is spent."""
     times = iter([0.0, 1.0, RENDER_LIMIT_S + 0.1])
     slow = ChatTemplate("{% for i in range(9) %}{{ i }}{% endfor %}", clock=lambda: next(times))
     with pytest.raises(ApiError) as caught:
@@ -83,3 +87,177 @@ def test_a_file_with_a_broken_template_is_known_at_once():
     """A worker with such a model does not start."""
     with pytest.raises(BrokenTemplate):
         ChatTemplate("{% for %}")
+
+
+GROW = "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set BODY %}{% endfor %}{{ ns.s }}"
+BOMBS = [
+    "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "{% for i in range(99999) %}{% if range(99999) | list | length %}{% endif %}{% endfor %}",
+    "{% macro m(n) %}{% if n %}{{ m(n - 1) }}{{ m(n - 1) }}{% endif %}{% endmacro %}{{ m(60) }}",
+    "{{ 'x' * 10**9 }}",
+    "{{ 10**9 * 'x' }}",
+    "{{ [1] * 10**9 }}",
+    "{{ 'x'.ljust(10**9) }}",
+    "{{ 'x'.zfill(width=10**9) }}",
+    "{{ '\t'.expandtabs(10**9) }}",
+    "{{ 2 ** (10**9) }}",
+    "{% set ns = namespace(s=7) %}{% for i in range(60) %}{% set ns.s = ns.s * ns.s %}{% endfor %}",
+    *(
+        GROW.replace("BODY", body)
+        for body in (
+            "ns.s = ns.s + ns.s",
+            "ns.s = ns.s ~ ns.s",
+            "ns.s = [ns.s, ns.s] | join",
+            "ns.s = ns.s.join([ns.s, ns.s, ns.s])",
+            "ns.s = ns.s | replace('x', 'xx')",
+            "ns.s = ns.s.replace('x', 'xx')",
+            "ns.s = ns.s.translate({120: 'xx'})",
+            "ns.s = [ns.s, ns.s]",
+            "ns.s = (ns.s, ns.s)",
+            "ns.s = {'a': ns.s, 'b': ns.s}",
+            "ns.s = dict(a=ns.s, b=ns.s)",
+            "ns.s = [ns.s, ns.s] | tojson",
+            "ns.s %}{{ ns.s }}{{ ns.s }}{% endset",
+        )
+    ),
+    "{% filter upper %}{% for i in range(99999) %}" + "y" * 1000 + "{% endfor %}{% endfilter %}",
+    "{% set x %}{% for i in range(99999) %}" + "y" * 1000 + "{% endfor %}{% endset %}",
+]
+
+
+@pytest.mark.parametrize("source", BOMBS)
+def test_a_template_that_explodes_is_ended_before_it_does(source):
+    """No loop, macro, operator, method or filter makes more than the budget, in time or in memory."""
+    looks = itertools.count()
+    template = ChatTemplate(source, clock=lambda: next(looks) * 5e-5)  # 100,000 looks are the limit
+    tracemalloc.start()
+    try:
+        with pytest.raises(ApiError) as caught:
+            template.render({}, 1000)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert caught.value.status == 500
+    assert peak < 200 << 20
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__ }}{{ fail() }}",
+        "{{ ().__class__.__bases__[0].__subclasses__() }}",
+        "{{ '' | attr('__class__') | attr('__mro__') | first }}{{ fail() }}",
+        "{{ '{0.__class__.__mro__}'.format(1) }}",
+        "{{ ('{0.__class__}' | string).format_map({}) }}",
+        "{{ '%1000000000d' % 1 }}",
+        "{{ '%1000000000d' | format(1) }}",
+        "{{ (0).to_bytes(10**9, 'big') }}",
+        "{{ raise_exception.__globals__.x }}",
+        "{{ namespace.__init__.__globals__ }}",
+        "{{ cycler.__init__.__globals__.os }}",
+        "{{ lipsum(n=10**8) }}",
+        "{{ self._TemplateReference__context.environment.x }}{{ fail() }}",
+        "{% include '/etc/passwd' %}",
+        "{% import 'os' as os %}",
+        "{% extends 'x' %}",
+        "{{ messages.clear() }}",
+        "{{ messages[0].update({'a': 1}) }}",
+        "{{ strftime_now('%1000000000d') }}",
+        "{{ range(10**9) | list }}",
+        "{% macro m() %}{{ m() }}{% endmacro %}{{ m() }}",
+        "{% for a in [[1]] recursive %}{{ loop([[1]]) }}{% endfor %}",
+    ],
+)
+def test_ways_out_of_the_sandbox_are_shut(source):
+    """Attributes, formats, loaders, mutation and recursion: each ends its own request only."""
+    assert failure(source, messages=[{"role": "user"}]).status == 500
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ 'x' | center(10**9) }}",
+        "{{ 'x' | wordwrap(1) }}",
+        "{{ _spend(-10**9) }}",
+        "{% set _turns = 1 %}",
+        "{{ " + "(" * 3000 + "1" + ")" * 3000 + " }}",
+        "{% for i in x %}" * 30 + "{% endfor %}" * 30,
+        "{# " + "x" * (1 << 20) + " #}",
+    ],
+)
+def test_a_template_that_cannot_be_run_safely_is_known_at_once(source):
+    """Before anybody asks."""
+    with pytest.raises(BrokenTemplate):
+        ChatTemplate(source)
+
+
+def test_what_real_templates_do_costs_little():
+    """Fifty thousand messages through filters, tests, loops and operators stay far within the budget."""
+    source = (
+        "{% for m in messages %}{% if loop.index0 % 2 == 0 and m.role is string %}{{ '<' + m.role ~ '>' }}"
+        "{{ m.content | trim }}{% set n = messages | length - 1 %}{% endif %}{% if loop.last %}{{ n }}{% endif %}"
+        "{% endfor %}{{ messages[-1:] | map(attribute='role') | list | join(',') }}{{ 'a' * 3 }}"
+    )
+    messages = [{"role": "user", "content": " some words "}] * 50_000
+    rendered = render(source, max_chars=2_000_000, messages=messages)
+    assert rendered.count("<user>some words") == 25_000
+    assert rendered.endswith("useraaa")
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            [
+                *(
+                    "{{ ",
+                    " }}",
+                    "{% for i in ",
+                    " %}",
+                    "{% endfor %}",
+                    "{% if ",
+                    "{% endif %}",
+                    "{% set x = ",
+                    "x",
+                    "m",
+                    "'a'",
+                ),
+                *(
+                    "range(9**9)",
+                    "range(9)",
+                    " * ",
+                    " ** ",
+                    " ~ ",
+                    " + ",
+                    " % ",
+                    "|join",
+                    "|list",
+                    "|tojson",
+                    "9",
+                    "99999999",
+                ),
+                *(
+                    ".__class__",
+                    ".format(x)",
+                    ".replace('a', 'aa')",
+                    "[0]",
+                    "[x, x]",
+                    "(",
+                    ")",
+                    "loop.index",
+                    "x.x",
+                    "{#",
+                    "\n",
+                ),
+            ]
+        ),
+        max_size=25,
+    ).map("".join)
+)
+@settings(max_examples=300, deadline=None)
+def test_any_template_renders_or_fails_in_a_known_way(source):
+    """Fuzzed: a prompt, a refusal, or a file that is known to be broken; never another exception."""
+    try:
+        text = ChatTemplate(source).render({"m": [{"x": "a"}], "x": "a"}, 1000)
+    except (ApiError, BrokenTemplate):
+        return
+    assert len(text) <= 1000

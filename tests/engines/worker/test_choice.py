@@ -131,7 +131,13 @@ def test_text_does_not_depend_on_steps_and_no_piece_is_empty(tokens, per_step, s
         longest = max((stop for at, stop in ends if at == end), key=len)
         whole = whole[: end if include else end - len(longest)]
     one = choice(stops, include_stop=include)
-    pieces = run(one, deltas(tokens, per_step=per_step))
+    pieces = run(one, deltas(tokens, per_step=per_step, logprobs=True))
+    single = choice(stops, include_stop=include)
+    singly = run(single, deltas(tokens, logprobs=True))
+    assert (one.num_tokens, one.finish) == (single.num_tokens, single.finish)
+    assert [each for piece in pieces for each in piece.logprobs] == [
+        each for piece in singly for each in piece.logprobs
+    ]
     assert text(pieces) == whole
     assert all(piece.text or piece.finish for piece in pieces)
     assert [piece.finish for piece in pieces[:-1]] == [None] * (len(pieces) - 1)

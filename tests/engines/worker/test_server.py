@@ -128,8 +128,8 @@ def test_the_official_client_sees_errors_as_its_own(official):
     with pytest.raises(openai.NotFoundError):
         official.chat.completions.create(**(body() | {"model": "other"}))
     with pytest.raises(openai.BadRequestError) as caught:
-        official.chat.completions.create(**body(), tools=[{"type": "function", "function": {"name": "f"}}])
-    assert caught.value.param == "tools"
+        official.chat.completions.create(**body(), tools=[{"type": "function", "function": {"name": "f g"}}])
+    assert caught.value.param == "tools[0].function.name"
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -12,7 +12,7 @@ from tests.engines.worker.scripted import fake_options
 
 
 def record(number=1, tokens=(987654,)):
-    rows = (Row(3, 10, tokens, samples=True), Row(4, 0, (11, 12), samples=False))
+    rows = (Row(3, 10, tokens, num_samples=1), Row(4, 0, (11, 12), num_samples=0))
     outlook = StepOutlook((Lane.INTERACTIVE, Lane.BULK), StepCost(0.01, 0.001, 0.0001), 0.02, 0.011, 0.03, 2, True)
     return StepRecord(StepPlan(number, (), rows), outlook, 0.025)
 

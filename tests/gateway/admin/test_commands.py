@@ -256,9 +256,13 @@ async def test_an_empty_list_says_so(warmlane, words):
     ("words", "sentence"),
     [
         (("key", "revoke", "key_none"), "there is no key 'key_none'"),
-        (("key", "revoke", "../organizations"), "there is no such route"),
         (("project", "create", "--org", "org_none", "--name", "x"), "there is no organization 'org_none'"),
-        (("org", "create", "--name", ""), "`$.name`"),
+        (("org", "create", "--name", "x" * 200), "name must have at most 128 characters"),
+        (("org", "create", "--name", "a\nb"), "name has characters that may not be in it"),
+        (("limits", "set", "PROJECT", '{"rpm": -1}'), "limits document: rpm must be at least 0"),
+        (("limits", "set", "PROJECT", '{"time_zone": "localtime"}'), "time_zone is no IANA time zone"),
+        (("limits", "set", "PROJECT", "--file", "/dev/zero"), "at most 262144 bytes"),
+        (("limits", "simulate", "--project", "chat", "--document", "/dev/null"), "/dev/null: not a limits document"),
         (("limits", "set", "PROJECT", '{"rpm": NaN}'), "(rpm)"),
         (("limits", "set", "PROJECT", "{"), "not a limits document"),
         (("limits", "set", "proj_none", "--file", "/nowhere"), "cannot read /nowhere"),
@@ -268,7 +272,7 @@ async def test_an_empty_list_says_so(warmlane, words):
         (("receipt", "\udcff"), r"'\udcff' is not text in UTF-8"),
         (("receipt", "req_none"), "no gateway knows the request 'req_none'"),
         (("replica", "drain", "none"), "no gateway knows the replica 'none'"),
-        (("org", "list", "--token", "wrong"), "give the admin token"),
+        (("org", "list", "--token", "wrong"), "does not take this token"),
         (("org", "list", "--url", "http://127.0.0.1:1"), "is it running? start it with `make run` or `warmlane up`"),
     ],
 )
@@ -298,12 +302,32 @@ async def test_a_failure_is_one_sentence_and_exit_1(warmlane, project, words, se
         ("limits", "set", "--project", "p", "proj_1", "{}"),
         ("limits", "set", "proj_1", "{}", "--file", "x"),
         ("org", "rename"),
+        ("org", "create", "--name", ""),
         ("receipt",),
+        ("receipt", ""),
+        ("key", "revoke", ""),
+        ("key", "revoke", "../organizations"),
+        ("key", "create", "--project", "p", "--name", "x", "--expires-in", "0s"),
+        ("key", "create", "--project", "p", "--name", "x", "--expires-in", "99999999w"),
+        ("replica", "drain", ""),
+        ("limits", "get", "demo"),
+        ("limits", "set", "--project", "p", "--file", "x", "{}"),
     ],
 )
 async def test_bad_usage_is_exit_2(warmlane, words):
     """A misspelt command must not be taken for a failure of the server."""
     assert (await warmlane(*words)).exit_code == 2
+
+
+@pytest.mark.parametrize("command", ["revoke", "rotate"])
+async def test_a_secret_in_the_place_of_an_id_is_neither_sent_nor_shown(warmlane, made, project, command, gateway):
+    """It is what people have at hand; a URL with it would end up in logs."""
+    key = await made("key", "create", "--project", "chat", "--name", "laptop")
+    result = await warmlane("key", command, key["secret"])
+    assert result.exit_code == 2
+    assert "that is a key's secret; give its id" in " ".join(result.stderr.replace("│", " ").split())
+    assert key["secret"][-12:] not in result.stderr
+    assert (await made("key", "list"))["data"][0]["revoked_at"] is None
 
 
 @pytest.mark.parametrize(

@@ -138,7 +138,7 @@ class World:
         if method == "DELETE" and "/keys/" not in path:
             spelled += "?cascade=true"
         body = BODIES[path](it) if method == "POST" and path in BODIES else {} if method in ("PUT", "POST") else None
-        headers = {"authorization": f"Bearer {secret}"}
+        headers = {} if secret is None else {"authorization": f"Bearer {secret}"}
         return await self.client.request(method, spelled, json=body, headers=headers)
 
     @staticmethod
@@ -216,6 +216,67 @@ async def test_a_service_key_opens_no_endpoint(world, method, path):
     for it in things.values():
         answer = await world.ask(secret, method, path, it)
         assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_admin_token")
+
+
+async def spent(world, own, how):
+    """A platform admin's secret that is over, or none."""
+    if how == "none":
+        return None
+    ends = {"expires_at": 1_000} if how == "expired" else {}
+    key, secret = await world.store.create_key(NewKey(own.project.id, "x", frozenset({PLATFORM}), **ends))
+    if how == "revoked":
+        await world.store.revoke_key(key.id)
+    elif how == "rotated":
+        await world.store.rotate_key(key.id)
+    elif how == "deleted":
+        await world.store.delete_project(own.project.id, cascade=True)
+    return secret.text[:-1] + "~" if how == "misspelt" else secret.text
+
+
+@pytest.mark.parametrize("how", ["none", "misspelt", "expired", "revoked", "rotated", "deleted"])
+@pytest.mark.parametrize(("method", "path"), MATRIX, ids=lambda part: part.removeprefix(A))
+async def test_a_credential_that_is_over_opens_no_endpoint_at_all(world, method, path, how):
+    """It was a platform admin's; now it is nobody's, and all look alike."""
+    things = await world.things()
+    it = things["beside"]
+    secret = await spent(world, things["own"], how)
+    before = await world.store.revision()
+    answer = await world.ask(secret, method, path, it)
+    assert (answer.status_code, answer.json()["error"]["code"]) == (401, "invalid_admin_token")
+    assert await world.store.revision() == before
+
+
+CHANGES_NOTHING = {("POST", f"{A}/routes/explain")}  # a dry run
+
+
+@pytest.mark.parametrize(("method", "path"), [one for one in MATRIX if one[0] != "GET" and one not in CHANGES_NOTHING])
+async def test_every_endpoint_that_changes_something_is_in_the_audit_log(world, method, path):
+    """Generated from the inventory: one entry with who asked, found by the answer's request id."""
+    it = (await world.things())["own"]
+    secret = await world.secret((await world.things())["own"], PLATFORM)
+    answer = await world.ask(secret, method, path, it)
+    assert answer.status_code < 300, answer.text
+    headers = {"authorization": f"Bearer {secret}"}
+    query = {"request_id": answer.headers["x-request-id"]}
+    rows = (await world.client.get(f"{A}/audit", params=query, headers=headers)).json()["data"]
+    assert rows, "nobody could say who did this"
+    assert {one["actor_kind"] for one in rows} == {"key"}
+    assert all(one["subject_id"] and (one["before"] is not None or one["after"] is not None) for one in rows)
+
+
+async def test_roles_and_sharing_groups_are_changed_in_sight_of_the_audit_log(world):
+    """A key's roles are in its entry, and a group that projects share a cache in is in the limits' before and after."""
+    own = (await world.things())["own"]
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    body = {"name": "ops", "project_id": own.project.id, "roles": ["project_admin"]}
+    made = (await world.client.post(f"{A}/keys", json=body, headers=headers)).json()
+    for document in ({"sharing_group": "docs"}, {}):
+        await world.client.put(f"{A}/projects/{own.project.id}/limits", json=document, headers=headers)
+    rows = (await world.client.get(f"{A}/audit?project_id={own.project.id}", headers=headers)).json()["data"]
+    found = {(one["action"], one["subject_id"]): one for one in rows}
+    assert found["key.created", made["id"]]["after"]["roles"] == ["project_admin"]
+    groups = [(one["before"], one["after"]) for one in rows if one["action"] == "limits.set"]
+    assert groups == [({"sharing_group": "docs"}, {}), ({}, {"sharing_group": "docs"})]
 
 
 @pytest.mark.parametrize("role", [ORGANIZATION, PROJECT, VIEWER])

@@ -126,3 +126,35 @@ def test_redaction_goes_by_name_and_leaves_the_rest():
     assert redacted({"replicas": ({"api_key": "x", "server_secret": "y"},)}) == {
         "replicas": [{"api_key": "***", "server_secret": "***"}]
     }
+
+
+class Kept:
+    """Whoever keeps the ledger, with fixed numbers."""
+
+    def statistics(self):
+        """By name."""
+        return {"ledger": {"waiting": 7, "files": 2, "restored": 1}, "config": {"generation": 2, "fault": None}}
+
+    def metrics(self):
+        """The same."""
+        yield "warmlane_ledger_waiting", {}, 7
+        yield "warmlane_ledger_restored_total", {}, 1
+
+
+async def test_what_the_ledger_has_not_taken_stands_beside_what_gateways_count(store, control, gateway):
+    """One place to look: rows that wait, refusals that were dropped, files that were made again on either side."""
+    gateway.will("GET", "/statistics", {"in_flight": {"requests": 0}, "ledger": {"dropped": 3, "restored": 1}})
+    gateway.will(
+        "GET", "/metrics", "# TYPE warmlane_ledger_restored_total counter\nwarmlane_ledger_restored_total 1.0\n"
+    )
+    app = create_admin_app(store, control, "t" * 20, counted=[Kept()])
+    headers = {"authorization": "Bearer " + "t" * 20}
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://a", headers=headers) as client:
+        found = (await client.get("/admin/v1/statistics")).json()
+        assert found == {
+            "in_flight": {"requests": 0},
+            "ledger": {"dropped": 3, "restored": 2, "waiting": 7, "files": 2},
+            "config": {"generation": 2, "fault": None},
+        }
+        lines = (await client.get("/metrics")).text.splitlines()
+    assert {"warmlane_ledger_waiting 7.0", "warmlane_ledger_restored_total 2.0"} <= set(lines)

@@ -306,6 +306,31 @@ async def test_limits_are_tried_on_the_past(warmlane, ledger, chat_id, tmp_path)
     assert json.loads((await warmlane("limits", "get", "--project", "chat", "--json")).stdout) == {}
 
 
+async def test_the_first_day_of_a_trial_counts_what_was_used_before_it(warmlane, ledger, chat_id, tmp_path):
+    """The period begins in the middle of a day that has used up half of its tokens."""
+    whose = {"project": chat_id["id"], "organization": chat_id["organization_id"], "attempts": 1}
+    used = {"charged_tokens": 10, "prompt_tokens": 8, "completion_tokens": 2, "reserved_tokens": 10}
+    await ledger.add([row(n, at=NOW - 3600 + n, **used, **whose) for n in range(3)])
+    await ledger.add([row(n, at=NOW - 100 + n, **used, **whose) for n in range(3, 8)])
+    document = tmp_path / "limits.json"
+    document.write_text('{"tokens_per_day": 60}')
+    period = ("--from", str(int(NOW - 200)), "--to", str(int(NOW)))
+    words = ("limits", "simulate", "--project", "chat", "--document", str(document), *period, "--json")
+    told = json.loads((await warmlane(*words)).stdout)
+    assert (told["requests"], told["refused"]) == (5, 2)
+    assert told["by_limit"][0]["first_at"] == NOW - 100 + 6
+
+
+@pytest.mark.parametrize("period", [("--from", "soon"), ("--from", "2026-11-30", "--to", "2026-11-01")])
+async def test_a_period_that_is_none_is_one_sentence(warmlane, tmp_path, period):
+    """And says how one is written."""
+    document = tmp_path / "limits.json"
+    document.write_text("{}")
+    failed = await warmlane("limits", "simulate", "--project", "chat", "--document", str(document), *period)
+    assert failed.exit_code == 1
+    assert len(failed.stderr.splitlines()) == 1
+
+
 async def test_a_document_that_is_none_is_one_sentence(warmlane, tmp_path):
     """As where it is set."""
     document = tmp_path / "limits.json"
@@ -315,7 +340,7 @@ async def test_a_document_that_is_none_is_one_sentence(warmlane, tmp_path):
     document.write_text('{"rpm": -1}')
     failed = await warmlane(*words)
     assert failed.exit_code == 1
-    assert "is no limits document" in failed.stderr
+    assert "a limits document" in failed.stderr
 
 
 async def test_without_pyarrow_parquet_says_what_to_install(warmlane, tmp_path, monkeypatch):

@@ -1,0 +1,214 @@
+"""Vectors, rankings and scores over HTTP, and the batches behind them."""
+
+import asyncio
+import base64
+import threading
+
+import httpx
+import numpy as np
+import pytest
+
+from engines.core.plan import EngineFault
+from engines.fake.embeddings import FakeEmbeddings
+from engines.worker.app import build_app
+from engines.worker.batcher import Batcher
+from engines.worker.errors import ApiError
+
+
+@pytest.fixture
+async def ranking(make_service):
+    """A client of a service whose model ranks."""
+    service = make_service(embeddings=FakeEmbeddings(can_rank=True))
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(build_app(service)), base_url="http://worker") as client:
+        yield client
+
+
+async def post(client, path, body, status=200):
+    response = await client.post(path, json={"model": "fake"} | body)
+    assert response.status_code == status, response.text
+    return response.json()
+
+
+async def test_texts_become_vectors_in_openais_shape(client):
+    """In order, with usage, as numbers or as base64 of float32."""
+    answer = await post(client, "/v1/embeddings", {"input": ["the time", "the time", "abc"]})
+    assert (answer["object"], answer["model"]) == ("list", "fake")
+    assert [(entry["object"], entry["index"]) for entry in answer["data"]] == [("embedding", n) for n in range(3)]
+    first, second, third = (np.array(entry["embedding"]) for entry in answer["data"])
+    assert np.array_equal(first, second)
+    assert not np.array_equal(first, third)
+    assert np.linalg.norm(first) == pytest.approx(1)
+    assert answer["usage"]["prompt_tokens"] == answer["usage"]["total_tokens"] > 3
+    packed = await post(client, "/v1/embeddings", {"input": "the time", "encoding_format": "base64"})
+    decoded = np.frombuffer(base64.b64decode(packed["data"][0]["embedding"]), "<f4")
+    assert np.allclose(decoded, first)
+
+
+async def test_tokens_are_taken_as_well_as_text(client):
+    """One text or several."""
+    tokens = (await post(client, "/tokenize", {"prompt": "the time"}))["tokens"]
+    by_text = await post(client, "/v1/embeddings", {"input": "the time"})
+    one = await post(client, "/v1/embeddings", {"input": tokens})
+    two = await post(client, "/v1/embeddings", {"input": [tokens, tokens]})
+    assert one["data"] == by_text["data"]
+    assert [entry["embedding"] for entry in two["data"]] == [by_text["data"][0]["embedding"]] * 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"input": ""}, "input"),
+        ({"input": []}, "input"),
+        ({"input": ["a", 1]}, "input"),
+        ({"input": [1, 512]}, "input"),
+        ({"input": [[]]}, "input"),
+        ({"input": "x" * 513}, "input"),
+        ({"input": "x" * 1_000_000}, "input"),
+        ({"input": ["x"] * 2049}, "input"),
+        ({"input": "x", "dimensions": 63}, "dimensions"),
+        ({"input": "x", "encoding_format": "int8"}, "encoding_format"),
+        ({"input": "x", "truncate_prompt_tokens": 5}, "truncate_prompt_tokens"),
+        ({}, "input"),
+    ],
+)
+async def test_bad_inputs_are_refused_by_field(client, fields, param):
+    """As everywhere."""
+    assert (await post(client, "/v1/embeddings", fields, 400))["error"]["param"] == param
+
+
+async def test_own_dimensions_may_be_asked_for(client):
+    """Any other number cannot be had."""
+    answer = await post(client, "/v1/embeddings", {"input": "x", "dimensions": 64})
+    assert len(answer["data"][0]["embedding"]) == 64
+
+
+async def test_another_model_is_a_404(client):
+    """On these routes too."""
+    for path, body in (
+        ("/v1/embeddings", {"input": "x"}),
+        ("/v1/rerank", {"query": "x", "documents": ["x"]}),
+        ("/v1/score", {"text_1": "x", "text_2": "x"}),
+    ):
+        assert (await post(client, path, body | {"model": "other"}, 404))["error"]["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize("by_cosine", [False, True])
+async def test_documents_are_ranked_best_first(client, ranking, by_cosine):
+    """By a model that ranks, and by the cosines of one that embeds."""
+    client = client if by_cosine else ranking
+    documents = ["how many people", {"text": "the water of the area"}, "the water"]
+    body = {"query": "the water", "documents": documents}
+    for path in ("/v1/rerank", "/rerank", "/v2/rerank"):
+        answer = await post(client, path, body)
+        assert [result["index"] for result in answer["results"]] == [2, 1, 0]
+    scores = [result["relevance_score"] for result in answer["results"]]
+    assert scores == sorted(scores, reverse=True)
+    assert scores[0] == pytest.approx(1, abs=1e-5)
+    assert answer["results"][1]["document"] == {"text": "the water of the area"}
+    best = await post(client, "/v1/rerank", body | {"top_n": 1, "return_documents": False})
+    assert best["results"] == [{"index": 2, "relevance_score": scores[0]}]
+
+
+async def test_pairs_are_scored(ranking):
+    """One text against several, or two lists side by side."""
+    one = await post(ranking, "/v1/score", {"text_1": "water", "text_2": ["water", "people"]})
+    assert (one["object"], [entry["index"] for entry in one["data"]]) == ("list", [0, 1])
+    assert one["data"][0]["score"] == pytest.approx(1, abs=1e-5)
+    two = await post(ranking, "/score", {"text_1": ["water", "people"], "text_2": ["water", "people"]})
+    assert [entry["score"] for entry in two["data"]] == pytest.approx([1, 1], abs=1e-5)
+    for fields, param in (
+        ({"text_1": ["a", "b"], "text_2": "a"}, "text_1"),
+        ({"text_1": "a", "text_2": []}, "text_2"),
+        ({"text_1": "a", "text_2": "x" * 600}, "text_2"),
+    ):
+        assert (await post(ranking, "/v1/score", fields, 400))["error"]["param"] == param
+    for fields, param in (({"documents": []}, "documents"), ({"documents": ["a"], "top_n": -1}, "top_n")):
+        assert (await post(ranking, "/v1/rerank", {"query": "a"} | fields, 400))["error"]["param"] == param
+
+
+async def test_a_model_that_cannot_says_so(ranking, make_service):
+    """A model that ranks gives no vectors; one that generates gives neither."""
+    error = (await post(ranking, "/v1/embeddings", {"input": "x"}, 400))["error"]
+    assert "ranks documents" in error["message"]
+    plain = make_service(embeddings=None)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(build_app(plain)), base_url="http://worker") as client:
+        for path in ("/v1/embeddings", "/v1/rerank", "/v1/score"):
+            error = (await post(client, path, {"input": "x"}, 400))["error"]
+            assert (error["code"], error["param"]) == ("unsupported_model", "model")
+            assert "no embeddings" in error["message"]
+
+
+class Gate:
+    """A call that waits until it is let go, once."""
+
+    def __init__(self):
+        self.calls = []
+        self.go = threading.Event()
+        self.fails = False
+
+    def __call__(self, inputs):
+        self.calls.append([list(tokens) for tokens in inputs])
+        assert self.go.wait(10)
+        if self.fails:
+            raise EngineFault("broken")
+        return np.array([[float(sum(tokens))] for tokens in inputs], dtype=np.float32)
+
+
+@pytest.fixture
+def gate():
+    gate = Gate()
+    yield gate
+    gate.go.set()
+
+
+async def entered(gate, number):
+    while len(gate.calls) < number:  # noqa: ASYNC110
+        await asyncio.sleep(0)
+
+
+async def test_what_waits_goes_into_one_call_up_to_a_batch(gate):
+    """One call at a time; every request gets its own rows, in order."""
+    batcher = Batcher(gate, max_batch_tokens=4)
+    first = asyncio.ensure_future(batcher.rows([[1]]))
+    await entered(gate, 1)
+    others = [asyncio.ensure_future(batcher.rows([[n, 1], [n]])) for n in (5, 6)]
+    await asyncio.sleep(0)
+    gate.go.set()
+    assert [rows.tolist() for rows in await asyncio.gather(first, *others)] == [[[1]], [[6], [5]], [[7], [6]]]
+    assert gate.calls == [[[1]], [[5, 1], [5]], [[6, 1], [6]]]
+    batcher.close()
+
+
+async def test_a_request_that_leaves_is_left_out(gate):
+    """Queued texts of it are never computed, and a call at work harms nobody."""
+    batcher = Batcher(gate, max_batch_tokens=4)
+    leaving, staying = (asyncio.ensure_future(batcher.rows([[n]])) for n in (1, 2))
+    await entered(gate, 1)
+    queued = asyncio.ensure_future(batcher.rows([[3]]))
+    await asyncio.sleep(0)
+    for task in (leaving, queued):
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    gate.go.set()
+    assert (await staying).tolist() == [[2]]
+    assert (await batcher.rows([[4]])).tolist() == [[4]]
+    assert gate.calls == [[[1], [2]], [[4]]]
+    batcher.close()
+
+
+async def test_too_many_texts_are_refused_and_a_fault_hits_its_batch_alone(gate):
+    """503 and 500; the next is served."""
+    batcher = Batcher(gate, max_batch_tokens=4, max_waiting=2)
+    with pytest.raises(ApiError) as caught:
+        await batcher.rows([[1]] * 3)
+    assert caught.value.status == 503
+    gate.fails = True
+    gate.go.set()
+    with pytest.raises(ApiError) as caught:
+        await batcher.rows([[1], [2]])
+    assert caught.value.status == 500
+    gate.fails = False
+    assert (await batcher.rows([[4]])).tolist() == [[4]]
+    batcher.close()
+    batcher.close()
