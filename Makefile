@@ -2,9 +2,10 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+MINUTES ?= 20
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --progress-bar on
 
-.PHONY: run native test check bench chaos lock format clean
+.PHONY: run native test check bench chaos soak-worker lock format clean
 
 run: $(VENV)/.run
 	@exec $(BIN)/warmlane up
@@ -19,6 +20,10 @@ test: $(VENV)/.dev
 # Kills and outages over several gateway processes, on a real Redis; minutes long, and sensitive to a loaded machine.
 chaos: $(VENV)/.dev
 	$(BIN)/python -m pytest -m chaos
+
+# One gguf worker under everything at once for MINUTES, watched for leaks of any kind; exit 1 on any violation.
+soak-worker: $(VENV)/.dev
+	$(BIN)/python -m tests.soak.gguf_worker --minutes $(MINUTES)
 
 check: $(VENV)/.dev
 	$(BIN)/ruff format --check .

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import NamedTuple
 
+from cache_affinity.holding import Holding
 from cache_affinity.kv_events import AllCleared, BlocksRemoved, BlocksStored, KvEvent, TokenChain, names, root
 
 MAX_BLOCKS = 2_000_000  # about 300 MB when no two replicas hold the same
@@ -38,24 +39,6 @@ class ExactStatistics:
     num_orphans: int
 
 
-class _Holding:
-    """One replica's blocks. `device`, `host`: the engine's hash to our name, the oldest first."""
-
-    __slots__ = ("bit", "block_size", "device", "host", "is_known", "is_partial", "name")
-
-    def __init__(self, name: str, bit: int) -> None:
-        self.name = name
-        self.bit = bit
-        self.device: dict[int, int] = {}
-        self.host: dict[int, int] = {}
-        self.block_size = 0
-        self.is_known = False
-        self.is_partial = False
-
-    def __len__(self) -> int:
-        return len(self.device) + len(self.host)
-
-
 class ExactIndex:
     """What all replicas that publish events hold. Changed by `apply`, `mark`, `clear` and `forget` alone.
 
@@ -67,8 +50,8 @@ class ExactIndex:
         self._host_credit = host_credit
         self._device: dict[int, int] = {}  # our name of a block to the replicas that hold it there
         self._host: dict[int, int] = {}
-        self._holdings: dict[str, _Holding] = {}
-        self._by_bit: dict[int, _Holding] = {}
+        self._holdings: dict[str, Holding] = {}
+        self._by_bit: dict[int, Holding] = {}
         self._num_blocks = 0
         self.num_dropped = 0
         self._num_orphans = 0
@@ -209,7 +192,7 @@ class ExactIndex:
         for bit in _bits(bits):
             found[self._by_bit[bit].name] = tokens
 
-    def _store(self, holding: _Holding, event: BlocksStored) -> int:
+    def _store(self, holding: Holding, event: BlocksStored) -> int:
         table, masks = (holding.host, self._host) if event.is_host else (holding.device, self._device)
         bit, size = holding.bit, event.block_size
         if event.parent is None:
@@ -236,7 +219,7 @@ class ExactIndex:
         self._num_blocks += num_new
         return num_new
 
-    def _remove(self, holding: _Holding, event: BlocksRemoved) -> int:
+    def _remove(self, holding: Holding, event: BlocksRemoved) -> int:
         table, masks = (holding.host, self._host) if event.is_host else (holding.device, self._device)
         num_gone = 0
         for engine_hash in event.hashes:
@@ -247,7 +230,7 @@ class ExactIndex:
         self._num_blocks -= num_gone
         return num_gone
 
-    def _empty(self, holding: _Holding) -> int:
+    def _empty(self, holding: Holding) -> int:
         for table, masks in ((holding.device, self._device), (holding.host, self._host)):
             for name in table.values():
                 _unset(masks, name, holding.bit)
@@ -267,7 +250,7 @@ class ExactIndex:
         largest.is_partial = True
         self._rearrange()
 
-    def _holding(self, replica: str) -> _Holding:
+    def _holding(self, replica: str) -> Holding:
         """The replica's, a new one with a free bit if it has none."""
         known = self._holdings.get(replica)
         if known is not None:
@@ -275,7 +258,7 @@ class ExactIndex:
         bit = 1
         while bit in self._by_bit:
             bit <<= 1
-        holding = self._holdings[replica] = self._by_bit[bit] = _Holding(replica, bit)
+        holding = self._holdings[replica] = self._by_bit[bit] = Holding(replica, bit)
         return holding
 
     def _rearrange(self) -> None:

@@ -28,6 +28,7 @@ _FEATURE_FLAGS = {
 }
 _NVIDIA_QUERY = ("--query-gpu=name,compute_cap,memory.total", "--format=csv,noheader,nounits")
 _UNLIMITED_BYTES = 1 << 60  # cgroup v1 writes "no limit" as a number near 2**63
+_MAX_HOST_KV_MB = 1024  # chosen: some 45,000 tokens of a model with 135 million parameters, 8,000 of one with 8 billion
 _PROBE_TIMEOUT_S = 10  # nvidia-smi takes seconds where persistence mode is off
 
 
@@ -74,6 +75,21 @@ def threads_per_worker(cores: int, workers: int) -> int:
     Measured on 2 cores: two workers of two threads each fell to a quarter of the speed of two workers of one.
     """
     return max(1, cores // max(1, workers))
+
+
+def host_kv_mb_per_worker(spare_bytes: int, workers: int) -> int:
+    """MiB of memory in which each of `workers` keeps KV that it must evict: an eighth of what is spare, shared.
+
+    At most 1 GiB each: it costs nothing until it fills, but a machine's other programs did not ask for it.
+    """
+    return min(_MAX_HOST_KV_MB, spare_bytes // 8 // max(1, workers) >> 20)
+
+
+def spare_memory_bytes(root: Path = Path("/")) -> int:
+    """Memory that could be taken now; of a container's limit all, since what is used of it is not known."""
+    _, limit_bytes = cgroup_limits(root)
+    available = int(psutil.virtual_memory().available)
+    return available if limit_bytes is None else min(available, limit_bytes)
 
 
 def best_engine(hardware: Hardware) -> EngineChoice:

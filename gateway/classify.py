@@ -9,7 +9,7 @@ from gateway.errors import ClientError
 from gateway.outcome import Outcome
 from gateway.sink import Incoming
 from policies.lane import Lane
-from policies.tenant import Principal
+from policies.tenant import Principal, Tenant
 
 MAX_DEADLINE_MS = 86_400_000
 _SAFE_ID = re.compile(rb"[\x21-\x7e]{1,128}")
@@ -28,6 +28,18 @@ def classify(incoming: Incoming, tier_lane: Lane | None, principal: Principal) -
             outcome=Outcome.FORBIDDEN,
         )
     return lane
+
+
+def refuse_surface(incoming: Incoming, tenant: Tenant) -> None:
+    """Raises `ClientError` (403) if the tenant may not use the surface that was asked."""
+    allowed = tenant.limits.surfaces
+    if allowed is not None and incoming.path not in allowed:
+        raise ClientError(
+            f"this project may not use {incoming.path}",
+            status=403,
+            code="surface_not_allowed",
+            outcome=Outcome.FORBIDDEN,
+        )
 
 
 def read_deadline(incoming: Incoming) -> float | None:

@@ -15,9 +15,12 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from engines.launch.model_manifest import ModelError
 from engines.launch.wheel_download import ModelFetchError
+from gateway import model_commands
 from gateway.admin import commands
 from gateway.backup import backup, copying
+from gateway.command_options import HomeFolder
 from gateway.doctor import examine
 from gateway.finding import Finding, Health
 from gateway.home import Home, HomeError, home_path
@@ -28,27 +31,11 @@ from gateway.supervisor import SupervisorError
 from observability import logs
 from policies.store import StoreError
 
-_FAILURES = (ConfigError, HomeError, ModelFetchError, PortUnusable, StoreError, SupervisorError)
+_FAILURES = (ConfigError, HomeError, ModelError, ModelFetchError, PortUnusable, StoreError, SupervisorError)
 _STYLES = {Health.OK: "green", Health.NOTE: "yellow", Health.BROKEN: "bold red"}
 
 
-def _home_text(given: str) -> Path:
-    if not given:  # a script's empty variable; `Path("")` would be the current folder
-        raise typer.BadParameter("it is empty; give a folder")
-    return Path(given)
-
-
 Config = Annotated[Path | None, typer.Option("--config", help="The configuration, a TOML file.")]
-HomeFolder = Annotated[
-    Path | None,
-    typer.Option(
-        "--home",
-        envvar="WARMLANE_HOME",
-        parser=_home_text,
-        metavar="PATH",
-        help="Models, keys and the store; default ./.warmlane.",
-    ),
-]
 PortOption = Annotated[
     int | None,
     typer.Option("--port", envvar="WARMLANE_PORT", min=0, max=65535, help="The gateway's port; 0 is any free one."),
@@ -75,7 +62,8 @@ def up(
     port: PortOption = None,
     admin_port: AdminPort = None,
     model: Annotated[
-        Path | None, typer.Option("--model", help="A GGUF file to serve with two workers, instead of the demo model.")
+        Path | None,
+        typer.Option("--model", help="A GGUF file or a stored model to serve with two workers, not the demo model."),
     ] = None,
 ) -> None:
     """Start the gateway and the workers of the configuration (default: two with the demo model)."""
@@ -100,7 +88,8 @@ def gateway(
 )
 def worker(context: typer.Context) -> NoReturn:
     """Start one worker alone, an OpenAI-compatible server. `warmlane worker --help` lists its options."""
-    os.execv(sys.executable, [sys.executable, "-m", "engines.worker", *context.args])  # noqa: S606  # no shell wanted
+    words = model_commands.with_stored_model(context.args, os.environ)
+    os.execv(sys.executable, [sys.executable, "-m", "engines.worker", *words])  # noqa: S606  # no shell wanted
 
 
 @app.command(epilog="Example: warmlane doctor --config warmlane.toml")
@@ -144,6 +133,7 @@ def make_backup(
 
 
 commands.mount(app)
+app.add_typer(model_commands.model, name="model")
 
 
 def main() -> None:

@@ -25,6 +25,7 @@ from gateway.home import Home
 from gateway.isolation import separation_notes
 from gateway.settings import ConfigError, Settings, WorkerSection, load
 from gateway.stores import store_name
+from gateway.webhook import webhook_secret
 from gateway.worker_plan import needs_demo_model, wanted_workers
 from policies.store import StoreError
 
@@ -69,7 +70,7 @@ async def examine(
 def _sections(patient: Patient) -> tuple[WorkerSection, ...]:
     """The workers that a start would want; none where it would be refused for them."""
     try:
-        return wanted_workers(patient.settings, patient.model, DEMO_MODEL_NAME)
+        return wanted_workers(patient.settings, patient.model, DEMO_MODEL_NAME, patient.home.models)
     except ConfigError:
         return ()
 
@@ -141,6 +142,7 @@ def check_config(patient: Patient) -> Iterator[Finding]:
         return
     try:
         store_name(patient.settings.store, patient.home.path)
+        webhook_secret(patient.settings.alerts)
     except (ConfigError, StoreError) as error:
         yield Finding("config", Health.BROKEN, str(error))
         return
@@ -159,7 +161,7 @@ def check_models(patient: Patient) -> Iterator[Finding]:
     if patient.config_error:
         return  # nobody knows which: the defaults would say something of another start
     try:
-        sections = wanted_workers(patient.settings, patient.model, DEMO_MODEL_NAME)
+        sections = wanted_workers(patient.settings, patient.model, DEMO_MODEL_NAME, patient.home.models)
     except ConfigError as error:
         yield Finding("model", Health.BROKEN, str(error))
         return

@@ -23,9 +23,10 @@ OWN_NAMES = (
 
 def overlooked(settings: Settings, environment: Mapping[str, str]) -> Iterator[str]:
     """One sentence for each unknown `WARMLANE_…` and for each key of a replica that is not in the environment."""
+    named = {settings.alerts.webhook_secret_env, *(one.api_key_env for one in settings.replicas)}
     sections = tuple(PREFIX + name.upper() for name in type(settings).model_fields)
     for name in sorted(environment):
-        if name.upper().startswith(PREFIX) and not _is_known(name.upper(), sections):
+        if name.upper().startswith(PREFIX) and name not in named and not _is_known(name.upper(), sections):
             near = difflib.get_close_matches(name.upper().partition("__")[0], [*OWN_NAMES, *sections], 1)
             yield f"{name} is no setting of Warmlane and is ignored" + (f"; did you mean {near[0]}?" if near else "")
     for replica in settings.replicas:

@@ -138,7 +138,8 @@ class KvStreams:
         following = self._following.pop(name)
         if following.task is not None:
             following.task.cancel()
-        self.index.forget(name)
+        if following.subscriber is not None:
+            following.subscriber.leave()  # now: its task ends later, when the next may have begun
 
     async def _follow(self, following: _Following) -> None:
         """Find the source, however long it takes, and follow it. Ends by cancellation."""
@@ -151,7 +152,7 @@ class KvStreams:
                 await subscriber.run(self._context)
             except (NoSource, ReplicaError, zmq.ZMQError) as error:
                 if following.problem is None:
-                    logs.get().info("kv_events.no_source", replica=replica.name, reason=str(error))
+                    logs.get().debug("kv_events.no_source", replica=replica.name, reason=str(error))
                 following.subscriber, following.problem = None, str(error)
             await asyncio.sleep(retry_s)
             retry_s = min(2 * retry_s, LAST_RETRY_S)

@@ -42,11 +42,18 @@ class KvSubscriber:
         self._clock = clock
         self._standing = Standing.UNKNOWN
         self._asking: asyncio.Task[None] | None = None
+        self._is_over = False
         self._num_asked = 0
         self._num_turn = 0
 
     def __repr__(self) -> str:
         return f"<KvSubscriber {self.replica} {self.source.endpoint} {self.stream!r}>"
+
+    def leave(self) -> None:
+        """Forget the replica's blocks at once and touch the index no more: another may follow it from now on."""
+        if not self._is_over:
+            self._is_over = True
+            self._index.forget(self.replica)
 
     async def run(self, context: zmq.asyncio.Context) -> None:
         """Subscribe and follow, until cancelled; what is known of the replica is forgotten then. Raises `ZMQError`."""
@@ -61,7 +68,7 @@ class KvSubscriber:
             except* zmq.ZMQError as errors:
                 problem = errors.exceptions[0]
             finally:
-                self._index.forget(self.replica)
+                self.leave()
         if problem is not None:
             raise problem
 
@@ -90,6 +97,8 @@ class KvSubscriber:
 
     def _act(self, actions: Iterable[Action], group: asyncio.TaskGroup, context: zmq.asyncio.Context) -> None:
         """Do what the stream's rules say, and say what is known now."""
+        if self._is_over:
+            return
         for action in actions:
             match action:
                 case Apply(events):
@@ -99,7 +108,8 @@ class KvSubscriber:
                         logs.get().warning("kv_index.full", max_blocks=self._index.max_blocks)
                 case Clear(reason):
                     num_blocks = self._index.clear(self.replica)
-                    logs.get().info("kv_events.cleared", replica=self.replica, reason=reason, blocks=num_blocks)
+                    log = logs.get().info if num_blocks else logs.get().debug
+                    log("kv_events.cleared", replica=self.replica, reason=reason, blocks=num_blocks)
                 case AskAgain(sequence):
                     if self._asking is not None:
                         self._asking.cancel()
@@ -109,7 +119,7 @@ class KvSubscriber:
             self._standing = standing
             is_known = standing is not Standing.UNKNOWN
             self._index.mark(self.replica, is_known=is_known, is_partial=standing is Standing.PARTIAL)
-            logs.get().info("kv_events.standing", replica=self.replica, standing=standing.value)
+            logs.get().debug("kv_events.standing", replica=self.replica, standing=standing.value)
 
     async def _tick(self, group: asyncio.TaskGroup, context: zmq.asyncio.Context) -> None:
         while True:

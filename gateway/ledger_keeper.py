@@ -45,6 +45,7 @@ class LedgerKeeper:
         self._is_failing = False
         self._num_restored = 0
         self.num_recovered = 0
+        self.num_unreadable = 0
 
     @property
     def num_waiting(self) -> int:
@@ -67,6 +68,7 @@ class LedgerKeeper:
             "waiting": self.num_waiting,
             "files": self.num_files,
             "recovered": self.num_recovered,
+            "unreadable": self.num_unreadable,
             "restored": self.num_restored,
         }
         return {"ledger": counts}
@@ -76,6 +78,7 @@ class LedgerKeeper:
         yield "warmlane_ledger_waiting", {}, self.num_waiting
         yield "warmlane_ledger_files", {}, self.num_files
         yield "warmlane_ledger_recovered_total", {}, self.num_recovered
+        yield "warmlane_ledger_unreadable_total", {}, self.num_unreadable
         yield "warmlane_ledger_restored_total", {}, self.num_restored
 
     async def run(self) -> None:
@@ -128,6 +131,9 @@ class LedgerKeeper:
         while (batch := await asyncio.to_thread(reader.read)) is not None:
             await self._ledger.add(batch.rows)
             reader.advance(batch)
+            if batch.num_unreadable:
+                self.num_unreadable += batch.num_unreadable
+                log.error("ledger.unreadable_lines", file=reader.path.name, lines=batch.num_unreadable)
         if is_owned:
             return
         recovered = reader.recovered(self._unix())

@@ -1,7 +1,8 @@
 """What a gateway writes down of each request, as lines of a file: an intent before it is sent, the record at its end.
 
-An intent is a JSON list, a record a JSON object, so a line that was cut short is neither: whatever does not parse was
-never written whole. The last line of a file whose story goes on in the next one is `CONTINUED`.
+An intent is a JSON list, a record a JSON object, so a line that was cut short is neither. The last line of a file whose
+story goes on in the next one is `CONTINUED`. A whole line that cannot be read is told as one, never passed over: it is
+some request's charge.
 """
 
 from collections.abc import Iterator
@@ -36,15 +37,23 @@ class Intent(msgspec.Struct, array_like=True, frozen=True):
     predicted_hit_tokens: int | None = None
 
 
-Line = Intent | RequestRecord | None  # None: CONTINUED
+class Unreadable(msgspec.Struct, frozen=True):
+    """A whole line that is neither. `request_id`: whose record it seems to be, empty if that cannot be read either."""
+
+    request_id: str = ""
+
+
+Line = Intent | RequestRecord | Unreadable | None  # None: CONTINUED
 
 encode = msgspec.json.Encoder().encode
 _decode_intent = msgspec.json.Decoder(Intent).decode
 _decode_record = msgspec.json.Decoder(RequestRecord).decode
+_decode_id = msgspec.json.Decoder(Unreadable).decode
+_BROKEN = (msgspec.MsgspecError, UnicodeDecodeError, RecursionError)
 
 
 def parse(data: bytes) -> Iterator[Line]:
-    """What stands in whole lines; what cannot be read is passed over."""
+    """What stands in whole lines."""
     for line in data.split(b"\n"):
         try:
             if line.startswith(b"["):
@@ -53,8 +62,17 @@ def parse(data: bytes) -> Iterator[Line]:
                 yield _decode_record(line)
             elif line == CONTINUED[:-1]:
                 yield None
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            continue
+            elif line:
+                yield Unreadable()
+        except _BROKEN:
+            yield _unreadable(line)
+
+
+def _unreadable(line: bytes) -> Unreadable:
+    try:
+        return _decode_id(line)
+    except _BROKEN:
+        return Unreadable()
 
 
 def row_of(record: RequestRecord) -> LedgerRow:

@@ -24,6 +24,7 @@ class LedgerPiece:
         """Make it, with its folder if need be, with this in it. Raises `OSError`; then there is nothing of it."""
         self.path = path
         self.size = len(content)
+        self._is_failing = False  # told once: what fills a disk should not be the log
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         new = path.with_suffix(NEW_SUFFIX)
         self._descriptor = os.open(new, _FLAGS, 0o600)
@@ -48,10 +49,13 @@ class LedgerPiece:
         try:
             written = os.write(self._descriptor, line)
         except OSError as error:
-            log.warning("ledger.write_failed", error=error.strerror)
+            if not self._is_failing:
+                log.warning("ledger.write_failed", error=error.strerror)
+            self._is_failing = True
             written = 0
         if written == len(line):
             self.size += written
+            self._is_failing = False
             return True
         if written:
             os.ftruncate(self._descriptor, self.size)  # a reader takes whole lines alone, so it has not seen it

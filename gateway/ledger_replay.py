@@ -9,7 +9,7 @@ import os
 from dataclasses import dataclass
 from pathlib import Path
 
-from gateway.ledger_lines import Intent, parse, recovered_row, row_of
+from gateway.ledger_lines import Intent, Unreadable, parse, recovered_row, row_of
 from policies.ledger import LedgerRow
 
 READ_BYTES = 256 * 1024  # chosen: some 400 requests, a millisecond or two of work
@@ -17,12 +17,17 @@ READ_BYTES = 256 * 1024  # chosen: some 400 requests, a millisecond or two of wo
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A part of a file: what was settled in it, what was begun, where it ended."""
+    """A part of a file: what was settled in it, what was begun, where it ended.
+
+    `num_unreadable`: whole lines that nobody could read; where one was the end of a request, its row is in `rows`,
+    charged what had been reserved, if its beginning is known.
+    """
 
     rows: tuple[LedgerRow, ...]
     begun: tuple[Intent, ...]
     is_continued: bool
     ends_at: int
+    num_unreadable: int = 0
 
 
 class LedgerReader:
@@ -74,16 +79,22 @@ class LedgerReader:
         rows: list[LedgerRow] = []
         begun: dict[str, Intent] = {}
         is_continued = False
+        num_unreadable = 0
         for line in parse(data[:end]):
             if isinstance(line, Intent):
                 begun[line.request_id] = line
+            elif isinstance(line, Unreadable):
+                num_unreadable += 1
+                intent = begun.pop(line.request_id, None) or self._open.get(line.request_id)
+                if intent is not None:
+                    rows.append(recovered_row(intent, intent.started_at))
             elif line is None:
                 is_continued = True
             else:
                 begun.pop(line.request_id, None)
                 if line.project:
                     rows.append(row_of(line))
-        return Batch(tuple(rows), tuple(begun.values()), is_continued, self._offset + end)
+        return Batch(tuple(rows), tuple(begun.values()), is_continued, self._offset + end, num_unreadable)
 
     def advance(self, batch: Batch) -> None:
         """The batch is in the ledger."""

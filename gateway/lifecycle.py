@@ -13,7 +13,7 @@ from gateway.answer import ClientAnswer
 from gateway.attempts import Attempts
 from gateway.auth import AuthFailure
 from gateway.body import refuse_packed
-from gateway.classify import classify, client_request_id, read_deadline, read_traceparent
+from gateway.classify import classify, client_request_id, read_deadline, read_traceparent, refuse_surface
 from gateway.errors import ClientError, Refused
 from gateway.fields import LARGE_BYTES
 from gateway.outcome import Outcome
@@ -92,6 +92,7 @@ class Lifecycle:
         """The story in order; the attempts at the end dispatch, route, stream and settle."""
         incoming, headers = call.incoming, call.headers
         principal = call.story.principal = self._authenticate(incoming)
+        refuse_surface(incoming, principal.tenant)
         refuse_packed(incoming)
         lane = call.story.lane = classify(incoming, asked_lane(incoming.body), principal)
         headers.append(_LANE_HEADERS[lane])

@@ -36,11 +36,13 @@ def done(
     unseen_tokens: int,
     *,
     is_complete: bool,
+    prompt_tokens: int | None = None,
 ) -> Done:
     """The work of one attempt. Where no engine reports its output: what came of it is counted.
 
     An engine is believed: prompt tokens that it does not report as cached cost as computed ones. `text_tokens`: what
     the text that came is worth; `unseen_tokens`: output that could not be seen, counted if nothing came.
+    `prompt_tokens`: what the prompt is by its tenant's own texts, None: as it was routed.
     """
     if decision is None or relayed is None or owed is Owed.NOTHING:
         return NOTHING
@@ -49,7 +51,10 @@ def done(
     usage = relayed.usage
     if usage is None:
         output = _counted(relayed.num_chunks, text_tokens) or unseen_tokens
-        return Done(Work(decision.prompt_tokens, decision.hit_tokens, output), is_estimated=True)
+        prompt, cached = decision.prompt_tokens, decision.hit_tokens
+        if prompt_tokens is not None:  # what is cached is as large a part of it as routing believed
+            prompt, cached = prompt_tokens, cached * prompt_tokens // max(1, prompt)
+        return Done(Work(prompt, cached, output), is_estimated=True)
     output = usage.completion_tokens if is_complete else max(usage.completion_tokens, relayed.num_chunks)
     return Done(Work(usage.prompt_tokens, usage.cached_tokens or 0, output), is_estimated=not is_complete)
 

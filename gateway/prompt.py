@@ -21,6 +21,8 @@ TokenId = Annotated[int, Meta(ge=0, lt=2**31)]  # engines hold them in 32 bits
 
 _PLACE = re.compile(r"\s*(?:[a-z][a-z0-9+.-]{0,31}://|file:)", re.IGNORECASE)
 _WORDS = frozenset({"text", "refusal", "thinking"})  # members of a part that are read, never fetched
+_BEFORE = ("tools", "functions", "documents")  # templates put them into the system part, in some order
+_AFTER = ("chat_template_kwargs",)  # may hold as much; most often it is one switch about the answer's beginning
 
 
 class Prompt(NamedTuple):
@@ -53,7 +55,7 @@ _part_decoder = msgspec.json.Decoder(dict[str, Any])
 
 
 def chat_prompt(fields: dict[str, Raw]) -> Prompt:
-    """Tools first (templates put them into the system part), then one piece a message."""
+    """Tools and documents first, then one piece a message: all that a template makes tokens of, so that it is paid."""
     if "messages" in fields and len(fields["messages"]) > LARGE_BYTES:
         _check_counts(fields)
     messages = typed(fields, "messages", _messages)
@@ -61,11 +63,12 @@ def chat_prompt(fields: dict[str, Raw]) -> Prompt:
         raise ClientError("messages must be a list of at least one message", param="messages")
     if len(messages) > MAX_MESSAGES:
         raise _too_many_messages()
-    segments = [b"tools\x1f" + bytes(fields["tools"])] if "tools" in fields else []
-    num_tools = len(segments)
+    segments = _named(fields, _BEFORE)
+    num_before = len(segments)
     segments += [_message_bytes(message, index) for index, message in enumerate(messages)]
+    segments += _named(fields, _AFTER)
     first_user = next((index for index, message in enumerate(messages) if message.role == "user"), 0)
-    return Prompt(tuple(segments), num_tools + first_user + 1, 1)
+    return Prompt(tuple(segments), num_before + first_user + 1, 1)
 
 
 def completion_prompt(fields: dict[str, Raw]) -> Prompt:
@@ -73,14 +76,22 @@ def completion_prompt(fields: dict[str, Raw]) -> Prompt:
     prompt = typed(fields, "prompt", _prompt)
     if prompt is None or prompt == []:
         raise ClientError("prompt must be a string, a list of strings or token ids", param="prompt")
+    suffix = tuple(_named(fields, ("suffix",)))  # what is to be filled in stands between both
     if isinstance(prompt, str):
-        return Prompt((prompt.encode(),), 1, 1)
+        return Prompt((prompt.encode(), *suffix), 1, 1)
     if len(set(map(type, prompt))) > 1:
         raise ClientError("prompt must be all strings, all token ids or all lists of token ids", param="prompt")
     num_prompts = 1 if isinstance(prompt[0], int) else len(prompt)
     if num_prompts > MAX_PROMPTS:
         raise ClientError(f"prompt may hold at most {MAX_PROMPTS} prompts, got {num_prompts}", param="prompt")
-    return Prompt((b"", bytes(fields["prompt"])), 2, num_prompts)  # b"": a list is no string that looks like one
+    return Prompt(
+        (b"", bytes(fields["prompt"]), *suffix), 2, num_prompts
+    )  # b"": a list is no string that looks like one
+
+
+def _named(fields: dict[str, Raw], names: tuple[str, ...]) -> list[bytes]:
+    """Those of these fields that there are, each as the client wrote it."""
+    return [name.encode() + b"\x1f" + bytes(fields[name]) for name in names if name in fields]
 
 
 def _check_counts(fields: dict[str, Raw]) -> None:

@@ -6,6 +6,7 @@ Loaded only with a shared store. Holds no rule: what is leased, lent and granted
 
 import asyncio
 import contextlib
+from collections import Counter
 from collections.abc import Callable
 from typing import Self
 
@@ -24,7 +25,7 @@ from policies.store import StoreError
 # a place in flight a tenant gets nothing at all. A batch cap is a promise that a gateway which alone is cut off breaks.
 FALLBACK_FAMILIES = ("seat", "cap")
 URGENT_FAMILIES = ("cap",)  # a request that finds no place in flight is refused, it does not wait in a queue
-UNIT_S = 0.2  # chosen: many round trips, in which others give up what they hold unused, also on a busy machine
+UNIT_S = 0.2  # chosen: many round trips, in which others give up what they hold unused
 ENGINE_NOTICES_S = 0.5  # chosen: an engine ends the requests of a process that died, and a lease is far from over
 
 _LOOK_EVERY_S = 0.05
@@ -46,6 +47,7 @@ class RedisPeers:
     ) -> None:
         self.on_raise: Callable[[], None] = lambda: None
         self._raised = asyncio.Event()  # one for each raise
+        self._waiting: Counter[str] = Counter()  # requests, by the unit they wait for
         self._clock = clock
         self._link = RedisLink(url)
         self._holdings = LocalHoldings(
@@ -91,22 +93,30 @@ class RedisPeers:
         """Wait for what a take was short of; whether another take is worth it.
 
         For after a `Short` that `is_pending`: the first request of a tenant here, or one that used the allowance up.
-        False as soon as it is known that the limit has no room. Units in flight are waited for as long as others need
-        to give up what they hold unused.
+        False as soon as it is known that the limit has no room. A unit in flight is waited for as long as others need
+        to give up what they hold unused: for `UNIT_S`, and for all of `timeout_s` where nobody uses it, by as many as
+        there are such units (who holds them may be slow to give them up).
         """
-        if isinstance(wanted, Unit):
-            return await self._until_unit(wanted, min(timeout_s, UNIT_S))
-        return await self._meters.until_granted(wanted, amount, timeout_s)
+        if not isinstance(wanted, Unit):
+            return await self._meters.until_granted(wanted, amount, timeout_s)
+        self._waiting[wanted.resource] += 1
+        try:
+            return await self._until_unit(wanted.resource, timeout_s)
+        finally:
+            self._waiting[wanted.resource] -= 1
+            self._waiting += Counter()  # without those at 0
 
-    async def _until_unit(self, unit: Unit, timeout_s: float) -> bool:
+    async def _until_unit(self, resource: str, timeout_s: float) -> bool:
         ends_at = self._clock() + timeout_s
-        while not self._holdings.can_take(unit.resource, now := self._clock()):
-            if now >= ends_at:
-                self._holdings.note_dry(unit.resource, now)
+        short_until = self._clock() + min(timeout_s, UNIT_S)
+        while not self._holdings.can_take(resource, now := self._clock()):
+            is_owed = now < ends_at and self._waiting[resource] <= self._holdings.unused(resource)
+            if now >= short_until and not is_owed:
+                self._holdings.note_dry(resource, now)
                 return False
-            self._holdings.ask_for(unit.resource, now)
+            self._holdings.ask_for(resource, now)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(min(ends_at - now, ASK_AGAIN_S)):
+                async with asyncio.timeout(ASK_AGAIN_S):
                     await self._raised.wait()
         return True
 

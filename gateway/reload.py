@@ -139,6 +139,9 @@ class Reloader:
         return found
 
     def _check(self, new: Settings, target: Settings) -> None:
+        if self.settings.replicas and not (new.replicas or new.models or new.workers):
+            # An editor empties a file before it writes it, and a disk that is full leaves it so.
+            raise ConfigError("it names no replica, model or worker any more: an empty file changes nothing")
         try:  # a new alias may be the name of a model whose worker goes only with a restart
             ConfigFile.model_validate(target.model_dump())
         except ValidationError as error:

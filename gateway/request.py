@@ -90,6 +90,8 @@ _LANE_OF_TIER: dict[str, Lane | None] = {  # of OpenAI, and of those who speak i
     "priority": Lane.INTERACTIVE,
     **dict.fromkeys(("auto", "default", "scale", "standard", "standard_only", "on_demand", "performance")),
 }
+# llama.cpp's and TGI's own words for the bound, which win over ours; and for how many answers there are.
+_OTHER_BOUNDS = frozenset({"n_predict", "max_new_tokens", "n_cmpl"})
 MAX_MODEL_CHARS = 256  # chosen: twice the longest name that can be configured
 
 
@@ -121,7 +123,7 @@ def read(surface: Surface, body: bytes) -> InferenceRequest:
         is_streaming=is_streaming,
         wants_usage=bool(options and options.include_usage),
         num_choices=num_choices,
-        max_output_tokens=_output_bound(fields, num_choices),
+        max_output_tokens=_output_bound(fields, prompt.num_prompts),
         tier_lane=_LANE_OF_TIER.get(tier or ""),
     )
 
@@ -162,6 +164,11 @@ def _check_stop(fields: dict[str, Raw]) -> None:
     typed(fields, "stop_token_ids", _stop_tokens)
 
 
-def _output_bound(fields: dict[str, Raw], num_choices: int) -> int | None:
-    bound = typed(fields, "max_completion_tokens", _count) or typed(fields, "max_tokens", _count)
-    return bound * num_choices if bound else None
+def _output_bound(fields: dict[str, Raw], num_prompts: int) -> int | None:
+    """The most that all answers can hold; None where there is no bound, or an engine may go by another one."""
+    if not _OTHER_BOUNDS.isdisjoint(fields):
+        return None
+    bounds = (typed(fields, "max_completion_tokens", _count), typed(fields, "max_tokens", _count))
+    bound = max((one for one in bounds if one), default=None)  # of two, engines differ in which they obey
+    tries = max(typed(fields, "n", _count) or 1, typed(fields, "best_of", _count) or 1)
+    return bound * num_prompts * tries if bound else None

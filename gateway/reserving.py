@@ -11,6 +11,7 @@ from typing import Self
 
 from msgspec import Struct
 
+from cache_affinity.ratio import TokenRatio
 from engines.contract import Headers, ReplicaError
 from gateway.errors import ClientError, Refused
 from gateway.limit_headers import limit_headers
@@ -19,6 +20,8 @@ from gateway.owed import Done, Owed, done
 from gateway.parts import Call, Parts
 from gateway.relay import Relayed
 from gateway.settings import ModelSection
+from gateway.tenant_ratios import TenantRatios
+from policies.in_flight import Unit
 from policies.lane import Lane
 from policies.meters import Moment
 from policies.prices import Price, price_of
@@ -27,7 +30,9 @@ from policies.tenant import Tenant
 from routing.query import RouteQuery
 
 GRANT_S = 0.5  # chosen: what a request waits for all its allowances at most, where several gateways count together
-
+PLACE_S = (
+    2.0  # chosen: for a place in flight that nobody uses; whoever holds it reports four times in that time, or died
+)
 SMALL_BYTES = 4096  # chosen: so little is read in microseconds, and then it is known anyway whether there is room
 _NEVER = Moment(0.0, 0.0)
 
@@ -39,6 +44,7 @@ class Reserving:
         self._parts = parts
         self._models = parts.settings.models
         self._prices = prices_of(self._models)
+        self._ratios = TenantRatios()
 
     async def arrive(self, call: Call, tenant: Tenant, lane: Lane) -> "Held":
         """Count the request against what is known before it is read. Raises `Refused`; then nothing is counted."""
@@ -46,7 +52,7 @@ class Reserving:
         if parts.settings.models is not self._models:  # the file was read again
             self._models = parts.settings.models
             self._prices = prices_of(self._models)
-        held = Held(parts, call, tenant, lane, self._prices)
+        held = Held(parts, call, tenant, lane, self._prices, self._ratios)
         call.answer.late_headers = held.headers
         if call.incoming.used_up is not None:
             raise held.refused(call.incoming.used_up)  # so its body was not waited for
@@ -68,7 +74,8 @@ class Reserving:
 class Held(Struct, eq=False):
     """One request's share. Leaving the `with` block settles it, or undoes it if the request never had a turn.
 
-    `reservation`: set when the request has arrived.
+    `reservation`: set when the request has arrived; `ratio`, `prompt_*`: when it is read. `is_counted`: the prompt's
+    tokens are known, not estimated.
     """
 
     parts: Parts
@@ -76,15 +83,20 @@ class Held(Struct, eq=False):
     tenant: Tenant
     lane: Lane
     prices: dict[str, Price]
+    ratios: TenantRatios
     reservation: Reservation | None = None
     price: Price | None = None
     model: str = ""
+    ratio: TokenRatio | None = None
+    prompt_bytes: int = 0
+    prompt_tokens: int = 0
+    is_counted: bool = False
     expected_output: int = 0
     seen: Moment = _NEVER
 
     async def reserve_again(self, rejected: Rejected, moment: Moment) -> Reservation:
         """Wait for the place in the minute, if it may come. Raises `Refused`."""
-        while await self._is_granted(rejected, moment.now + GRANT_S):
+        while await self._is_granted(rejected, moment.now + _patience_s(rejected)):
             found = self.parts.quotas.reserve(self.tenant, self.lane, self._moment())
             if not isinstance(found, Rejected):
                 return found
@@ -98,7 +110,11 @@ class Held(Struct, eq=False):
         """
         parts, story, model, reservation = self.parts, self.call.story, query.model, self.reservation
         assert reservation is not None, "it has arrived"
-        prompt = parts.router.ratios.of(model).tokens(query.key.total_bytes) or 1
+        self.ratio = ratio = self.ratios.of(self.tenant.project_id, model, parts.router.ratios.of(model))
+        self.prompt_bytes = query.key.total_bytes
+        self.is_counted = query.tokens is not None
+        prompt = ratio.tokens(self.prompt_bytes) if query.tokens is None else query.tokens.num_tokens
+        self.prompt_tokens = prompt = prompt or 1
         output = parts.outputs.expected(self.tenant.project_id, self.lane, query.max_output_tokens, model)
         self.model = model
         self.expected_output = output
@@ -188,6 +204,8 @@ class Held(Struct, eq=False):
         relayed = story.relayed
         if relayed is None or relayed.usage is not None:
             found = done(story.owed, story.decision, relayed, 0, 0, is_complete=is_complete)
+            if relayed is not None and relayed.usage is not None and is_complete and self.ratio is not None:
+                self.ratio.observe(self.prompt_bytes, relayed.usage.prompt_tokens)
         else:
             found = self._estimated(relayed, is_complete=is_complete)
         work, price = found.work, self.price
@@ -201,12 +219,17 @@ class Held(Struct, eq=False):
     def _estimated(self, relayed: Relayed, *, is_complete: bool) -> Done:
         """What was done, by what came, where no engine says so."""
         story = self.call.story
-        text = self.parts.router.ratios.of(self.model).tokens(relayed.text_bytes)
+        text = self.ratio.tokens(relayed.text_bytes) if self.ratio is not None else 0
+        prompt = None if self.is_counted else self.prompt_tokens
         unseen = 0 if is_complete or self._is_streaming() else min(self.expected_output, story.unseen_tokens)
-        return done(story.owed, story.decision, relayed, text, unseen, is_complete=is_complete)
+        return done(story.owed, story.decision, relayed, text, unseen, is_complete=is_complete, prompt_tokens=prompt)
 
     def _moment(self) -> Moment:
         return Moment(self.parts.clock(), self.parts.unix())
+
+
+def _patience_s(rejected: Rejected) -> float:
+    return PLACE_S if rejected.pending is not None and isinstance(rejected.pending[0], Unit) else GRANT_S
 
 
 def prices_of(models: Iterable[ModelSection]) -> dict[str, Price]:

@@ -228,7 +228,12 @@ class ReplicaSection(Section):
 
 
 class WorkerSection(Section):
-    """Workers that Warmlane starts itself. `path`: a GGUF file; empty means the demo model."""
+    """Workers that Warmlane starts itself. `path`: a GGUF file or a stored model's name; empty: the demo model.
+
+    `host_kv_mb`: MiB of host memory in which each keeps KV that it must evict; none given: an eighth of what is free at
+    the start, shared among all workers, at most 1024 each. `speculation`: whether tokens are guessed ahead; none given:
+    by n-grams, but not by the fake engine.
+    """
 
     model: Name
     engine: Literal["gguf", "fake"] = "gguf"
@@ -236,6 +241,8 @@ class WorkerSection(Section):
     count: Annotated[int, Field(ge=1, le=64)] = 1
     max_seqs: Annotated[int, Field(ge=1, le=128)] = 8
     kv_tokens: Annotated[int, Field(ge=256, le=10_000_000)] = 16_384
+    host_kv_mb: Annotated[int, Field(ge=0, le=1 << 20)] | None = None
+    speculation: Literal["off", "ngram"] | None = None
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     labels: dict[str, str] = {}
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from engines.hardware import best_engine, detect
+from engines.hardware import best_engine, detect, spare_memory_bytes
 from engines.launch.demo_model import DEMO_MODEL_NAME, ensure_demo_model
 from engines.launch.worker_command import WorkerSpec
 from gateway.environment import overlooked
@@ -82,14 +82,14 @@ def check_ports(settings: Settings) -> None:
 
 def plan(request: Request, settings: Settings, home: Home) -> tuple[WorkerSpec, ...]:
     """The workers to start; brings the demo model if one needs it. Raises `ConfigError`, `ModelFetchError`."""
-    sections = wanted_workers(settings, request.model, DEMO_MODEL_NAME)
+    sections = wanted_workers(settings, request.model, DEMO_MODEL_NAME, home.models)
     hardware = detect()
     choice = best_engine(hardware)
     if choice.missing and any(section.engine == "gguf" for section in sections):
         raise SupervisorError(f"the gguf engine does not fit this machine: {'; '.join(choice.missing)}")
     names = frozenset(replica.name for replica in settings.replicas)
     demo = ensure_demo_model(home.models) if needs_demo_model(sections) else None
-    return plan_workers(sections, hardware.cores, demo, names)
+    return plan_workers(sections, hardware.cores, demo, names, spare_memory_bytes())
 
 
 async def _supervise(launch: Launch, reread: Callable[[], Settings]) -> None:

@@ -5,7 +5,8 @@ class Holding:
     """`allowed` counts until `valid_until`; in use may be above it after it was lowered.
 
     `is_lacking`: somebody was refused since the last report. `fresh_until`: more was granted and none of it taken yet.
-    `is_called`: others lack what all is in use here. `dry_until`: others have none to give.
+    `is_called`: others lack what all is in use here. `dry_until`: others have none to give. `unused`: units that nobody
+    uses, as the store was last told by everyone.
     """
 
     __slots__ = (
@@ -19,6 +20,7 @@ class Holding:
         "limit",
         "peak",
         "peak_since",
+        "unused",
         "valid_until",
     )
 
@@ -26,6 +28,7 @@ class Holding:
         self.allowed = 0
         self.in_use = 0
         self.limit = 0
+        self.unused = 0
         self.valid_until = now
         self.peak = 0  # most wanted since `peak_since`; `last_peak`: in the window before
         self.last_peak = 0

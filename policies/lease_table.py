@@ -56,6 +56,7 @@ class _Call:
     is_recovering: bool
     is_fenced: bool
     contended: dict[str, None]
+    unused: list[int]
 
 
 class LeaseTable:
@@ -81,9 +82,10 @@ class LeaseTable:
         is_recovering = now_ms < (self._recovered_ms or 0)
         is_fenced = record is None and not is_recovering
         record = self._admit(report, record, now_ms)
-        call = _Call(report.gateway, record.epoch, now_ms, is_recovering, is_fenced, {})
+        call = _Call(report.gateway, record.epoch, now_ms, is_recovering, is_fenced, {}, [])
         allowed = tuple(self._settle(call, ask) for ask in report.asks)
-        return Grants(record.epoch, len(self._gateways), allowed, is_recovering, False, tuple(call.contended))
+        contended, unused = tuple(call.contended), tuple(call.unused)
+        return Grants(record.epoch, len(self._gateways), allowed, is_recovering, False, contended, unused)
 
     def bury(self, gateway: str) -> bool:
         """A gateway is known to be dead, or has ended: its units are free now. Whether it was living."""
@@ -150,6 +152,8 @@ class LeaseTable:
         others = self._living(ask.resource, call.now_ms)
         before = others.pop(call.gateway, None)
         entry = self._renewed(call, ask, held, before, others)
+        everyone = (entry, *others.values())
+        call.unused.append(max(0, min(one.limit for one in everyone) - sum(one.in_use for one in everyone)))
         allowed = held if call.is_recovering else self._grant(call, ask, entry, others)
         entry.held = max(held, allowed)
         freed = (before.held if before else 0) - entry.held

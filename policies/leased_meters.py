@@ -108,7 +108,7 @@ class LeasedMeters:
                 return Short(meter, 0, RETRY_S)
             allowance = self._open(meter, now, moment.unix)
         elif allowance.limit != meter.limit:
-            allowance.relimit(meter)
+            allowance.relimit(meter, now)
             self._press(meter.key)
         is_covered = now < allowance.valid_until and amount <= allowance.spare
         if not is_covered and amount and amount > self._room(allowance, now):

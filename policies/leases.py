@@ -83,7 +83,8 @@ class Grants:
     """The answer to one report. `allowed`: units, in the order of the asks.
 
     `is_stale`: the report was overtaken by a later one and changed nothing. `is_recovering`: nothing new is granted.
-    `contended`: resources that another gateway should report on now, for the table's host to pass on.
+    `contended`: resources that another gateway should report on now, for the table's host to pass on. `unused`: units
+    of each that nobody uses, as everyone last said, whoever holds them.
     """
 
     epoch: int
@@ -92,6 +93,7 @@ class Grants:
     is_recovering: bool = False
     is_stale: bool = False
     contended: tuple[str, ...] = ()
+    unused: tuple[int, ...] = ()
 
 
 class Holdings(Protocol):

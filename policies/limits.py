@@ -6,7 +6,8 @@ rather than stored, so that no limit is believed in that does not hold.
 """
 
 import re
-from typing import Annotated, TypeVar
+from collections.abc import Sequence
+from typing import Annotated, Literal, TypeVar
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
@@ -33,6 +34,21 @@ Usd = Annotated[float, Meta(ge=0, le=MAX_USD)]
 Ratio = Annotated[float, Meta(ge=0, le=1)]
 GroupName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$(?!\n)")]  # alone `$` lets a line end pass
 ZoneName = Annotated[str, Meta(min_length=1, max_length=MAX_ZONE_NAME)]
+SurfacePath = Literal[  # as in the ledger; what is not served yet may be named, for a list only narrows
+    "/v1/audio/transcriptions",
+    "/v1/batches",
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/detokenize",
+    "/v1/embeddings",
+    "/v1/files",
+    "/v1/messages",
+    "/v1/messages/count_tokens",
+    "/v1/rerank",
+    "/v1/responses",
+    "/v1/score",
+    "/v1/tokenize",
+]
 
 CLOSED = Limits(
     rpm=0,
@@ -41,6 +57,7 @@ CLOSED = Limits(
     usd_per_month=0.0,
     concurrency=dict.fromkeys(Lane, 0),
     models=frozenset(),
+    surfaces=frozenset(),
     max_lane=Lane.BULK,
     default_lane=Lane.BULK,
 )
@@ -72,8 +89,8 @@ class LimitsDocument(Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
     `rpm`, `tpm`: requests and charged tokens a minute. `concurrency`: requests in flight. `batch_cap`: seats in one
     replica's batch. `tokens_per_day`, `usd_per_month`: of the calendar in `time_zone`. `cached_token_discount`: the
-    part of a cached token that is not charged; the smallest of all levels holds. The lowest level that sets `weight`,
-    `time_zone`, `shadow` or `sharing_group` decides.
+    part of a cached token that is not charged; the smallest of all levels holds. `models`, `surfaces`: those that every
+    level names. The lowest level that sets `weight`, `time_zone`, `shadow` or `sharing_group` decides.
     """
 
     rpm: Count | UnsetType | None = UNSET
@@ -88,6 +105,7 @@ class LimitsDocument(Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     batch_cap: LaneCounts | UnsetType | None = UNSET
     weight: Weight | UnsetType | None = UNSET
     models: Annotated[list[ModelName], Meta(max_length=MAX_MODELS)] | UnsetType | None = UNSET
+    surfaces: list[SurfacePath] | UnsetType | None = UNSET
     max_lane: Lane | UnsetType | None = UNSET
     default_lane: Lane | UnsetType | None = UNSET
 
@@ -155,6 +173,7 @@ def effective(*levels: LimitsDocument, default: Limits = DEFAULT) -> Limits:
         sharing_group=_last([level.sharing_group for level in levels], default.sharing_group),
         weight=_last([level.weight for level in levels], default.weight),
         models=_common([level.models for level in levels], default.models),
+        surfaces=_common([level.surfaces for level in levels], default.surfaces),
         max_lane=max_lane,
         default_lane=default_lane if default_lane.is_within(max_lane) else max_lane,
     )
@@ -178,7 +197,7 @@ def _smallest(levels: list[T | UnsetType | None], default: T | None) -> T | None
     return None if None in levels else default
 
 
-def _common(levels: list[list[str] | UnsetType | None], default: frozenset[str] | None) -> frozenset[str] | None:
+def _common(levels: Sequence[Sequence[str] | UnsetType | None], default: frozenset[str] | None) -> frozenset[str] | None:
     allowed = [frozenset(names) for names in levels if isinstance(names, list)]
     if allowed:
         return frozenset.intersection(*allowed)

@@ -108,6 +108,8 @@ class LimitsReplay:
         """What is not a matter of how much."""
         if tenant.limits.models is not None and row.model and row.model not in tenant.limits.models:
             return "project.models"
+        if tenant.limits.surfaces is not None and row.surface not in tenant.limits.surfaces:
+            return "project.surfaces"
         return None if lane.is_within(tenant.limits.max_lane) else "project.max_lane"
 
     def _count(self, row: LedgerRow, limit: str | None) -> None:

@@ -81,6 +81,11 @@ class LocalHoldings:
             return False
         return holding.in_use < holding.limit and now >= holding.dry_until
 
+    def unused(self, resource: str) -> int:
+        """Units that nobody uses, as far as everyone has told: somebody may still be about to give them up."""
+        holding = self._holdings.get(resource)
+        return 0 if holding is None else holding.unused
+
     def ask_for(self, resource: str, now: float) -> None:
         """One more is still waited for."""
         holding = self._holdings.get(resource)
@@ -161,6 +166,8 @@ class LocalHoldings:
         self._renewed_at = report.sent_at
         self._failed_at = None
         is_raised = False
+        for ask, unused in zip(report.asks, grants.unused, strict=False):
+            self._holdings[ask.resource].unused = unused
         for ask, allowed in zip(report.asks, grants.allowed, strict=True):
             most = self._holdings[ask.resource].allowed if grants.is_recovering else allowed
             is_raised |= self._allow(ask, min(allowed, most), report.sent_at)

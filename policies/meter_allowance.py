@@ -95,11 +95,11 @@ class Allowance:
         """Whether there is little left of the limit, so that what is given back may be waited for."""
         return self._told_free is not None and self._told_free * 8 < self.limit
 
-    def relimit(self, meter: Meter) -> None:
-        """The limit changed."""
+    def relimit(self, meter: Meter, now: float) -> None:
+        """The limit changed. What is held beyond it is given up at once, not when the store answers."""
         self.meter = meter
         self.limit = meter.limit
-        self.spare = min(self.spare, meter.limit)
+        self.spare = min(self.spare, self.remaining(meter.limit, now))
         self.dry_until = float("-inf")
 
     def count(self, amount: int, now: float, *, is_covered: bool) -> int:

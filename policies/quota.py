@@ -34,31 +34,19 @@ class Quotas:
     `reserve` looks at no more than two old tenants to drop, so its cost does not depend on how many there are.
     """
 
-    def __init__(
-        self,
-        meters: Meters | None = None,
-        share: Callable[[int], int] | None = None,
-        holdings: Holdings | None = None,
-    ) -> None:
-        """`meters`: who counts; None: this process alone. `share`: the part of a limit that this process enforces.
+    def __init__(self, meters: Meters | None = None, holdings: Holdings | None = None) -> None:
+        """`meters`: who counts; None: this process alone.
 
-        Where several gateways count each for itself, `share` is what keeps them within the limit together; `meters`
-        that count together need none. `holdings`: of whom the units of requests in flight are leased where several
-        gateways share those too; None: this process counts them alone.
+        `holdings`: of whom the units of requests in flight are leased where several gateways count those together;
+        None: this process counts them alone.
         """
         self._leased = None if holdings is None else InFlight(holdings)
-        self._share = share
-        self._meters = meters if meters is not None else SoleMeters(share)
-        self._part = share if meters is None else None
-        self._sole = (
-            self._meters if isinstance(self._meters, SoleMeters) and share is None and holdings is None else None
-        )
-        self._counts_all = isinstance(
-            self._meters, SoleMeters
-        )  # elsewhere a count costs a share of what others may use
+        self._meters = meters if meters is not None else SoleMeters()
+        self._sole = self._meters if isinstance(self._meters, SoleMeters) and holdings is None else None
+        self._counts_all = isinstance(self._meters, SoleMeters)  # elsewhere a count costs what others may use
         self._plans: OrderedDict[str, Plan] = OrderedDict()  # least recently made ready first
         self._in_flight: dict[str, list[int]] = {}
-        self._counting = Counting(self._meters, self._part)
+        self._counting = Counting(self._meters)
 
     @property
     def num_reservations(self) -> int:
@@ -132,7 +120,7 @@ class Quotas:
     def used_up(self, tenant: Tenant, moment: Moment) -> Rejected | None:
         """A limit of requests a minute, of tokens or of money that has nothing left. Nothing is counted."""
         levels = self._plan(tenant, moment).levels
-        return used_up(levels, self._meters, moment, share=self._part, with_requests=True)
+        return used_up(levels, self._meters, moment, with_requests=True)
 
     def standings(self, tenant: Tenant, moment: Moment) -> tuple[LimitStanding, ...]:
         """Every limit of the organisation and the project, and what is left of it."""
@@ -177,17 +165,15 @@ class Quotas:
         if level.requests is not None:
             found = self._meters.take(level.requests, 1, moment)
             if isinstance(found, Short):
-                here = level.requests.limit if self._part is None else self._part(level.requests.limit)
-                return over(found, level.scope, 1, here=here, time_zone=level.limits.time_zone)
+                return over(found, level.scope, 1, time_zone=level.limits.time_zone)
             taken = found
         if level.most_in_flight is not None and (limit := level.most_in_flight[rank]) is not None:
             if self._leased is not None:
                 return self._unit(self._leased, level, lane, taken, moment)
-            here = self._here(limit)
-            if level.in_flight[rank] >= here:
+            if level.in_flight[rank] >= limit:
                 if taken is not None:
                     taken.undo(moment)
-                return full(level.scope, lane.value, limit, here, CONCURRENCY_RETRY_S if limit else None)
+                return full(level.scope, lane.value, limit, CONCURRENCY_RETRY_S if limit else None)
         return taken
 
     def _unit(
@@ -201,11 +187,8 @@ class Quotas:
             return found
         if beside is not None:
             beside.undo(moment)
-        rejected = full(level.scope, lane.value, limit, limit, CONCURRENCY_RETRY_S if limit else None)
+        rejected = full(level.scope, lane.value, limit, CONCURRENCY_RETRY_S if limit else None)
         return rejected if found is None else replace(rejected, pending=(found, 1))
-
-    def _here(self, limit: int) -> int:
-        return limit if self._share is None else self._share(limit)
 
     def _plan(self, tenant: Tenant, moment: Moment) -> Plan:
         """The tenant made ready; the directory makes a new tenant whenever a limit changes."""

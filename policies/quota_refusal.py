@@ -52,29 +52,28 @@ class Rejected:
 REASONS = {counted: Reason(counted.value) for counted in Counted}
 
 
-def over(short: Short, scope: Scope, amount: int, *, here: int, time_zone: str) -> Rejected:
-    """A meter has no room for `amount`; 0: for anything. `here`: the part of its limit that this process allows."""
+def over(short: Short, scope: Scope, amount: int, *, time_zone: str) -> Rejected:
+    """A meter has no room for `amount`; 0: for anything."""
     meter = short.meter
     limit = meter.limit
-    part = _part(here, limit)
     if meter.counted is Counted.REQUESTS:
-        text = f"the {scope.value} may send {limit} requests in {WINDOW_S} seconds{part}: {short.remaining} are left"
+        text = f"the {scope.value} may send {limit} requests in {WINDOW_S} seconds: {short.remaining} are left"
     elif meter.counted is Counted.TOKENS:
-        text = f"the {scope.value} may use {limit} tokens in {WINDOW_S} seconds{part}: " + _need(short, amount)
+        text = f"the {scope.value} may use {limit} tokens in {WINDOW_S} seconds: " + _need(short, amount)
     elif meter.counted is Counted.DAY_TOKENS:
-        text = f"the {scope.value} may use {limit} tokens a day ({time_zone}){part}: " + _need(short, amount)
+        text = f"the {scope.value} may use {limit} tokens a day ({time_zone}): " + _need(short, amount)
     else:
         left = f"{usd(short.remaining)} are left" + (f" and this request may cost {usd(amount)}" if amount else "")
-        text = f"the {scope.value} may spend {usd(limit)} USD a month ({time_zone}){part}: {left}"
+        text = f"the {scope.value} may spend {usd(limit)} USD a month ({time_zone}): {left}"
     message = f"{text}; {_when(short.retry_after_s)}"
     pending = (meter, amount) if short.is_pending else None
     return Rejected(REASONS[meter.counted], scope, limit, short.remaining, short.retry_after_s, message, pending)
 
 
-def full(scope: Scope, lane: str, limit: int, here: int, retry_after_s: float | None) -> Rejected:
+def full(scope: Scope, lane: str, limit: int, retry_after_s: float | None) -> Rejected:
     """As many requests are in flight as may be."""
     text = f"the {scope.value} may have {limit} requests in flight in the {lane} lane, queued ones included"
-    message = f"{text}{_part(here, limit)}: 0 are left; {_when(retry_after_s)}"
+    message = f"{text}: 0 are left; {_when(retry_after_s)}"
     return Rejected(Reason.CONCURRENCY, scope, limit, 0, retry_after_s, message)
 
 
@@ -97,8 +96,9 @@ def _need(short: Short, amount: int) -> str:
 
 
 def _when(retry_after_s: float | None) -> str:
-    return "waiting is of no use" if retry_after_s is None else f"try again in {max(1, math.ceil(retry_after_s))} s"
-
-
-def _part(here: int, limit: int) -> str:
-    return "" if here == limit else f"; {here} of them through this gateway process"
+    if retry_after_s is None:
+        return "waiting is of no use"
+    seconds = max(1, math.ceil(retry_after_s))
+    days, hours = divmod(seconds // 3600, 24)
+    words = f" ({days} d {hours} h)" if days else f" ({hours} h {seconds % 3600 // 60} min)" if hours else ""
+    return f"try again in {seconds} s{words}"

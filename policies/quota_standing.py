@@ -1,6 +1,6 @@
 """How a tenant stands: what is left of each limit, for the headers of an answer and for `GET /v1/limits`."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from policies.lane import Lane
@@ -57,10 +57,9 @@ def used_up(
     meters: Meters,
     moment: Moment,
     *,
-    share: Callable[[int], int] | None,
     with_requests: bool = False,
 ) -> Rejected | None:
-    """The first enforced limit that has nothing left. `with_requests`: of requests a minute too. `share`: of `Quotas`.
+    """The first enforced limit that has nothing left. `with_requests`: of requests a minute too.
 
     Where gateways count together, only what is known: while an allowance is on its way nothing is used up.
     """
@@ -75,8 +74,7 @@ def used_up(
             if not isinstance(taken, Short):
                 taken.undo(moment)
             elif not taken.is_pending:
-                here = meter.limit if share is None else share(meter.limit)
-                return over(taken, level.scope, 0, here=here, time_zone=level.limits.time_zone)
+                return over(taken, level.scope, 0, time_zone=level.limits.time_zone)
     return None
 
 

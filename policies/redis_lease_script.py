@@ -8,7 +8,8 @@ KEYS: the living gateways (hash: id -> "epoch seq expires_ms"), the table's own 
 resource (gateway -> "epoch held in_use wanted limit expires_ms served at_ms").
 ARGV: channel, gateway, seq, lease_ms, reserve parts, quanta per lease, now_ms and run id ('' : Redis's own), then for
 each resource its name, held, in_use, wanted, limit, is_urgent (1 or 0).
-Answer: is_stale, epoch, num_gateways, is_recovering, number of contended resources, their places from 0, allowed units.
+Answer: is_stale, epoch, num_gateways, is_recovering, number of contended resources, their places from 0, allowed units
+of each resource, then the unused ones.
 """
 
 RENEW = """
@@ -166,7 +167,7 @@ local function grant(entry, others, is_urgent)
   return allowed, is_urgent and held_by_others > 0 and allowed < math.min(whole, entry[WANTED])
 end
 
-local contended, contended_names, all_allowed = {}, {}, {}
+local contended, contended_names, all_allowed, all_unused = {}, {}, {}, {}
 for index = 3, #KEYS do
   local at = 8 + (index - 3) * 6
   local name, held, in_use = ARGV[at + 1], tonumber(ARGV[at + 2]), tonumber(ARGV[at + 3])
@@ -179,6 +180,11 @@ for index = 3, #KEYS do
   end
   local had_service = before and served(before) or least or 0
   local entry = {mine[1], held, in_use, wanted, limit, now + lease, had_service, now}
+  local whole, used = limit, in_use
+  for _, other in pairs(others) do
+    whole, used = math.min(whole, other[LIMIT]), used + other[IN_USE]
+  end
+  all_unused[#all_unused + 1] = math.max(0, whole - used)
   local allowed, is_contended = held, false
   if not is_recovering then allowed, is_contended = grant(entry, others, is_urgent) end
   entry[HELD] = math.max(held, allowed)
@@ -203,5 +209,6 @@ if #contended > 0 then redis.call('PUBLISH', channel, me .. '\\n' .. table.conca
 local answer = {0, mine[1], num_living, is_recovering and 1 or 0, #contended}
 for _, place in ipairs(contended) do answer[#answer + 1] = place end
 for _, allowed in ipairs(all_allowed) do answer[#answer + 1] = allowed end
+for _, unused in ipairs(all_unused) do answer[#answer + 1] = unused end
 return answer
 """

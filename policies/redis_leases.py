@@ -208,11 +208,14 @@ async def _run(redis: Redis, keys: list[str], values: list[str | int]) -> list[i
 def grants_of(report: Report, answer: list[int]) -> Grants:
     """The script's answer as the rule's words."""
     is_stale, epoch, num_gateways, is_recovering, num_contended, *rest = answer
+    units = rest[num_contended:]
+    num_units = len(units) // 2
     return Grants(
         epoch=epoch,
         num_gateways=num_gateways,
-        allowed=tuple(rest[num_contended:]),
+        allowed=tuple(units[:num_units]),
         is_recovering=bool(is_recovering),
         is_stale=bool(is_stale),
         contended=tuple(report.asks[place].resource for place in rest[:num_contended]),
+        unused=tuple(units[num_units:]),
     )

@@ -1,7 +1,9 @@
 """Which Redis server to talk to: the only one, the primary that Sentinel names, or the owner of a key in a Cluster.
 
 Where things are is found out in the background, one search at a time, so that a call that runs out of time ends no
-search that the next one needs. Every call then goes to one plain server. Holds no rule.
+search that the next one needs. Every call then goes to one plain server. A primary that was frozen or cut off answers
+as if nothing had been, and what it is given is thrown away once Sentinel has told it: so the sentinels are asked again
+and again, whether or not calls fail. Holds no rule.
 """
 
 import asyncio
@@ -12,10 +14,10 @@ from typing import Any, TypeVar
 
 from redis.asyncio import BlockingConnectionPool, Redis
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel
 from redis.backoff import NoBackoff
 from redis.crc import key_slot
 from redis.exceptions import AskError, ClusterDownError, MovedError, ReadOnlyError, RedisError, TryAgainError
+from redis.sentinel import MasterNotFoundError
 
 from policies.redis_address import Address, Layout, Place
 from policies.store import StoreError
@@ -28,6 +30,8 @@ WAIT_FOR_MOVE_S = 0.02  # for keys of one call of which some have moved to anoth
 MAX_KNOWN = 256  # servers of a Cluster, gone ones included, that may be asked who owns what
 SEARCH_S = 1.0  # for a whole search; one server that hangs takes a part of it
 ASK_ONE_S = 0.2
+BELIEVED_S = 1.0  # chosen: for so long after a search a primary is taken for the primary without asking
+WAIT_FOR_SENTINELS_S = 0.05  # chosen: half of a call's time; who are slower leave things as they are known
 
 
 class Servers:
@@ -41,6 +45,7 @@ class Servers:
         self._owners: tuple[list[int], list[Place]] | None = None  # first slots in order, and whose they are
         self._known: list[Place] = list(address.places)  # of a Cluster: who may be asked for the owners
         self._search: asyncio.Task[None] | None = None
+        self._believed_until = 0.0  # by the loop's clock
         self._last_slot = 0  # of a call that named no key
         if address.layout is Layout.SOLE:
             place = address.places[0] if address.places else ("", 0)
@@ -111,12 +116,25 @@ class Servers:
         return self._last_slot if key is None else key_slot(key.encode())
 
     async def _owner(self, key: str | None) -> Place:
+        if self._owners is not None and self._address.layout is Layout.SENTINEL:
+            await self._ask_again()
         while (place := self.where(key)) is None:
-            if self._search is None or self._search.done():
-                self._search = asyncio.create_task(self._look())
-                self._search.add_done_callback(_note_outcome)
-            await asyncio.shield(self._search)
+            await asyncio.shield(self._searching())
         return place
+
+    async def _ask_again(self) -> None:
+        """Whether the primary is still the one, unless that was asked just now. Sentinels that fail change nothing."""
+        now = asyncio.get_running_loop().time()
+        if now >= self._believed_until:
+            self._believed_until = now + BELIEVED_S
+            await asyncio.wait([self._searching()], timeout=WAIT_FOR_SENTINELS_S)
+
+    def _searching(self) -> asyncio.Task[None]:
+        """The search that is under way, or a new one."""
+        if self._search is None or self._search.done():
+            self._search = asyncio.create_task(self._look())
+            self._search.add_done_callback(_note_outcome)
+        return self._search
 
     def _moved(self, error: MovedError, key: str | None) -> Place:
         """Where a slot is now; the whole map is read again before the next call."""
@@ -129,22 +147,43 @@ class Servers:
         async with asyncio.timeout(SEARCH_S):
             if self._address.layout is Layout.SENTINEL:
                 self._owners = ([0], [await self._ask_sentinels()])
+                self._believed_until = asyncio.get_running_loop().time() + BELIEVED_S
             else:
                 self._owners = await self._ask_cluster()
                 self._known = list(dict.fromkeys([*self._owners[1], *self._known]))[:MAX_KNOWN]
         await self._forget({*self._owners[1], *self._known})
 
     async def _ask_sentinels(self) -> Place:
-        """The primary, as the first sentinel that answers knows it."""
-        places = random.sample(self._address.places, len(self._address.places))
-        sentinel = Sentinel([])  # type: ignore[no-untyped-call]
-        sentinel.sentinels = [_connected(self._address.url_of_sentinel(one), 1, ASK_ONE_S, ASK_ONE_S) for one in places]
+        """The primary of the latest failover that the majority of the named sentinels, or all that answer, know of."""
+        asking = [asyncio.create_task(self._ask_sentinel(one)) for one in self._address.places]
+        found: list[tuple[int, Place]] = []
+        fault: Exception = MasterNotFoundError("no sentinel answers")
         try:
-            host, port = await sentinel.discover_master(self._address.service)
+            for answer in asyncio.as_completed(asking):
+                try:
+                    found.append(await answer)
+                except (RedisError, OSError, TimeoutError) as error:
+                    fault = error
+                if len(found) * 2 > len(asking):
+                    break
         finally:
-            for one in sentinel.sentinels:
-                await one.aclose(close_connection_pool=True)
-        return str(host), int(port)
+            for one in asking:
+                one.cancel()
+            await asyncio.gather(*asking, return_exceptions=True)
+        if not found:
+            raise fault
+        return max(found)[1]
+
+    async def _ask_sentinel(self, place: Place) -> tuple[int, Place]:
+        """(number of the failover, primary) as one sentinel knows it. Raises redis-py's errors, also if it is down."""
+        client = _connected(self._address.url_of_sentinel(place), 1, ASK_ONE_S, ASK_ONE_S)
+        try:
+            known = await client.sentinel_master(self._address.service)
+        finally:
+            await client.aclose(close_connection_pool=True)
+        if not known["is_master"] or known["is_sdown"] or known["is_odown"]:
+            raise MasterNotFoundError(f"the primary {self._address.service} is down")
+        return int(known["config-epoch"]), (str(known["ip"]), int(known["port"]))
 
     async def _ask_cluster(self) -> tuple[list[int], list[Place]]:
         """The owners of all slots, as the first server that answers knows them."""

@@ -1,7 +1,5 @@
 """One admitted request's share of its tenant's limits, from its arrival to its settlement."""
 
-from collections.abc import Callable
-
 from msgspec import Struct
 
 from policies.meters import Counted, Meter, Meters, Moment, Short, Take
@@ -34,13 +32,12 @@ class Expected(Struct, gc=False):
 
 
 class Counting:
-    """What all reservations of a process share: who counts, which part of a limit holds here, how many are open."""
+    """What all reservations of a process share: who counts, and how many are open."""
 
-    __slots__ = ("meters", "num_reservations", "share")
+    __slots__ = ("meters", "num_reservations")
 
-    def __init__(self, meters: Meters, share: Callable[[int], int] | None) -> None:
+    def __init__(self, meters: Meters) -> None:
         self.meters = meters
-        self.share = share
         self.num_reservations = 0
 
 
@@ -92,7 +89,7 @@ class Reservation(Struct, eq=False, gc=False):  # no ring can lead through it
             bundle = self.plan.enforced_budgets(moment.unix)
             if bundle is None or bundle.has_room(moment):
                 return None
-        return used_up(self.levels, self.counting.meters, moment, share=self.counting.share)
+        return used_up(self.levels, self.counting.meters, moment)
 
     def hold(self, expected: Expected, moment: Moment) -> Rejected | None:
         """Take tokens and money of every level, or of none: the limit that refuses, if one does.
@@ -188,18 +185,16 @@ class Reservation(Struct, eq=False, gc=False):  # no ring can lead through it
         return None
 
     def _hold_level(self, level: Level, expected: Expected, moment: Moment, held: list[Held]) -> Rejected | None:
-        share = self.counting.share
         for meter in level.budgets(moment.unix):
             amount, least = expected.tokens, expected.prompt_tokens
             if meter.counted is _MONEY:
                 if expected.nanousd is None or expected.prompt_nanousd is None:
                     return unpriced(level.scope, meter.limit, self.counting.meters.remaining(meter, moment)[0])
                 amount, least = expected.nanousd, expected.prompt_nanousd
-            here = meter.limit if share is None else share(meter.limit)
-            amount = min(amount, max(here, least))
+            amount = min(amount, max(meter.limit, least))
             taken, amount = self._take_of(meter, amount, amount if expected.is_bound else least, moment)
             if isinstance(taken, Short):
-                return over(taken, level.scope, amount, here=here, time_zone=level.limits.time_zone)
+                return over(taken, level.scope, amount, time_zone=level.limits.time_zone)
             held.append((taken, amount, meter, level))
         return None
 

@@ -1,10 +1,10 @@
 """Meters of one gateway that counts alone: exact, in memory, in one step each.
 
-Where several gateways each count alone, `share` says which part of a limit this one allows. What was used before the
-process started is told by `restore` and found again when a meter is first used. Not for use from several threads.
+What was used before the process started is told by `restore` and found again when a meter is first used. Not for use
+from several threads.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from policies.meters import Counted, Meter, Moment, Short
@@ -12,7 +12,6 @@ from policies.minute_window import WINDOW_S
 from policies.sole_bundle import SoleBundle
 from policies.sole_windows import MinuteCount, PeriodCount
 
-ELSEWHERE_S = 1.0  # chosen: this gateway has no part of the limit, and the next connection may meet one that has
 KEEP_S = 7200.0  # chosen: a clock that is wrong for less gives nobody a second allowance when it is set right
 HISTORY_S = 33 * 86400  # longer than any month
 
@@ -75,18 +74,16 @@ class _PeriodTake:
 class SoleMeters:
     """`Meters` that nobody shares. Bounded by the tenants that were active, and by `expire`."""
 
-    def __init__(self, share: Callable[[int], int] | None = None) -> None:
-        """`share`: the part of a limit that is allowed here; None: all of it."""
-        self._share = share
+    def __init__(self) -> None:
         self._minutes: dict[str, MinuteCount] = {}
         self._periods: dict[str, PeriodCount] = {}
         self._history: dict[tuple[str, str], list[tuple[float, int]]] = {}
         self.num_bundled = 0  # takes of bundles, not ended
         self.version = 0  # changes whenever windows are dropped, so that nobody counts on in one that nobody reads
 
-    def bundle(self, of: Sequence[tuple[Meter, int]]) -> SoleBundle | None:
-        """These meters in one step, each with the place of its amount; None where only a part of limits is allowed."""
-        return None if self._share is not None else SoleBundle(of, self)
+    def bundle(self, of: Sequence[tuple[Meter, int]]) -> SoleBundle:
+        """These meters in one step, each with the place of its amount."""
+        return SoleBundle(of, self)
 
     def window(self, meter: Meter, moment: Moment) -> MinuteCount | PeriodCount:
         """Where a meter counts now; opened if it is not yet."""
@@ -96,11 +93,11 @@ class SoleMeters:
 
     def take(self, meter: Meter, amount: int, moment: Moment) -> "_MinuteTake | _PeriodTake | Short":
         """Count an amount if the window has room for it."""
-        most = meter.limit if self._share is None else self._share(meter.limit)
+        most = meter.limit
         if meter.ends_at:
             period = self._periods.get(meter.key) or self._open_period(meter)
             if period.used + amount > most:
-                return self._short(meter, amount, most, moment)
+                return self._short(meter, amount, moment)
             period.used += amount
             period.touched_at = moment.now
             period.num_takes += 1
@@ -108,13 +105,13 @@ class SoleMeters:
         minute = self._minutes.get(meter.key) or self._open_minute(meter, moment)
         second = minute.try_add(amount, most, moment.now)
         if second is None:
-            return self._short(meter, amount, most, moment)
+            return self._short(meter, amount, moment)
         minute.num_takes += 1
         return _MinuteTake(minute, amount, second)
 
     def remaining(self, meter: Meter, moment: Moment) -> tuple[int, float]:
-        """(what is still allowed here, seconds until the limit is whole again if nothing comes)."""
-        most = meter.limit if self._share is None else self._share(meter.limit)
+        """(what is still allowed, seconds until the limit is whole again if nothing comes)."""
+        most = meter.limit
         if meter.ends_at:
             period = self._periods.get(meter.key)
             used = self._known(meter) if period is None else period.used
@@ -207,19 +204,17 @@ class SoleMeters:
         for second, amount in seconds.items():
             minute.restore(amount, second, moment.now)
 
-    def _short(self, meter: Meter, amount: int, most: int, moment: Moment) -> Short:
-        """When there would be room; with no part of the limit here, soon in another gateway."""
-        used = self.used(meter, moment)
+    def _short(self, meter: Meter, amount: int, moment: Moment) -> Short:
+        """When there would be room."""
+        limit = meter.limit
         retry_after_s: float | None = None
-        if amount > meter.limit:
+        if amount > limit:
             pass
-        elif amount > most:
-            retry_after_s = ELSEWHERE_S
         elif meter.ends_at:
             retry_after_s = max(0.0, meter.ends_at - moment.unix)
         else:
-            retry_after_s = self._minutes[meter.key].at_most_in_s(most - amount, moment.now)
-        return Short(meter, max(0, most - used), retry_after_s)
+            retry_after_s = self._minutes[meter.key].at_most_in_s(limit - amount, moment.now)
+        return Short(meter, max(0, limit - self.used(meter, moment)), retry_after_s)
 
     def _is_past(self, period: PeriodCount, moment: Moment) -> bool:
         """By both clocks: the calendar's may be wrong for a while."""

@@ -27,7 +27,8 @@ class Limits:
     seats in one replica's batch, by lane. `weight`: the share of service when others wait too, above 0. `tpm`,
     `tokens_per_day`: charged tokens; `cached_token_discount` (0..1) of a cached one is not charged. `time_zone`: whose
     days and months count. `shadow`: refuse nothing, only tell what rpm, tpm, concurrency, tokens and money would have.
-    `sharing_group`: projects of the organisation that name the same one share their cache.
+    `sharing_group`: projects of the organisation that name the same one share their cache. `models`, `surfaces`: what
+    may be asked for, None for all; a surface is the path of its route.
     """
 
     rpm: int | None = None
@@ -42,6 +43,7 @@ class Limits:
     batch_cap: dict[Lane, int] | None = None
     weight: float = 1.0
     models: frozenset[str] | None = None
+    surfaces: frozenset[str] | None = None
     max_lane: Lane = Lane.INTERACTIVE
     default_lane: Lane = Lane.INTERACTIVE
 

@@ -46,15 +46,14 @@ VERDICTS: dict[Fault, Verdict] = {
 
 
 class Breaker:
-    """The health of one replica as its attempts tell it. All times are monotonic seconds.
+    """The health of one replica as its attempts tell it. All times are monotonic seconds. Closed unless `is_open`.
 
     While the circuit is not closed, only a probe's verdict moves it: an attempt that began before the trouble says
     nothing about whether it is over.
     """
 
     __slots__ = (
-        "_is_open",
-        "_num_faults",
+                "_num_faults",
         "_num_void",
         "_open_s",
         "_open_until",
@@ -62,11 +61,12 @@ class Breaker:
         "_probe_until",
         "_probes",
         "aside_until",
+        "is_open",
     )
 
     def __init__(self) -> None:
         self.aside_until = 0.0
-        self._is_open = False
+        self.is_open = False
         self._num_faults = 0
         self._open_s = OPEN_S
         self._open_until = 0.0
@@ -76,12 +76,12 @@ class Breaker:
         self._num_void = 0  # probes up to this number began before the last opening: too old to count
 
     def __repr__(self) -> str:
-        kind = f"open until {self._open_until:.1f}" if self._is_open else "closed"
+        kind = f"open until {self._open_until:.1f}" if self.is_open else "closed"
         return f"<Breaker {kind}, {self._num_faults} faults, aside until {self.aside_until:.1f}, probe {self._probe}>"
 
     def circuit(self, now: float) -> Circuit:
         """Closed, open, or half open: its time is over and a probe decides."""
-        if not self._is_open:
+        if not self.is_open:
             return Circuit.CLOSED
         return Circuit.OPEN if now < self._open_until else Circuit.HALF_OPEN
 
@@ -89,7 +89,7 @@ class Breaker:
         """Whether a request may be sent there now. Changes nothing."""
         if now < self.aside_until:
             return False
-        if not self._is_open:
+        if not self.is_open:
             return True
         return now >= self._open_until and (not self._probe or now >= self._probe_until)
 
@@ -100,7 +100,7 @@ class Breaker:
     def retry_after_s(self, now: float) -> float:
         """Seconds until it may be tried, 0 if it may be now."""
         at = self.aside_until
-        if self._is_open:
+        if self.is_open:
             at = max(at, self._open_until)
             if self._probe and at <= now:  # a probe is under way: how long it takes is a guess
                 at = min(self._probe_until, now + OPEN_S)
@@ -108,7 +108,7 @@ class Breaker:
 
     def begin(self, now: float) -> int:
         """Note an attempt: the number of the probe it is, to be given to `report`, or 0 for an ordinary one."""
-        if not self._is_open:
+        if not self.is_open:
             return 0
         self._probes += 1
         self._probe, self._probe_until = self._probes, now + PROBE_TIMEOUT_S
@@ -119,15 +119,15 @@ class Breaker:
 
         `retry_after_s`: what the replica asked for with back-pressure; of several waits the latest end holds.
         """
-        is_probe = self._is_open and probe > self._num_void
+        is_probe = self.is_open and probe > self._num_void
         self.release(probe)
         if verdict is Verdict.BACKPRESSURE:
             wait_s = DEFAULT_ASIDE_S if retry_after_s is None else min(max(retry_after_s, 0.0), MAX_ASIDE_S)
             self.aside_until = max(self.aside_until, now + wait_s)
-        elif verdict is Verdict.FAULT and (is_probe or not self._is_open):
+        elif verdict is Verdict.FAULT and (is_probe or not self.is_open):
             self._count_fault(now, is_probe=is_probe)
-        elif verdict is Verdict.FINE and (is_probe or not self._is_open):
-            self._is_open, self._num_faults, self._open_s = False, 0, OPEN_S
+        elif verdict is Verdict.FINE and (is_probe or not self.is_open):
+            self.is_open, self._num_faults, self._open_s = False, 0, OPEN_S
 
     def release(self, probe: int) -> None:
         """Give back the place of a probe that ended without a verdict; any other number changes nothing."""
@@ -139,5 +139,5 @@ class Breaker:
         if is_probe:
             self._open_s = min(self._open_s * 2, MAX_OPEN_S)
         if is_probe or self._num_faults >= MAX_FAULTS:
-            self._is_open, self._open_until = True, now + self._open_s
+            self.is_open, self._open_until = True, now + self._open_s
             self._num_void, self._probe = self._probes, 0

@@ -1,6 +1,6 @@
 """Which replicas may be given a request at all, and in a few words why not."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from enum import Enum
 
 from routing.query import RouteQuery
@@ -23,6 +23,39 @@ class Rejection(Enum):
 
 
 _READY = ReplicaState.READY  # a global: looking a member up costs more than the test, once per replica and request
+
+
+def fitting(
+    replicas: Iterable[Replica], query: RouteQuery, may_use: MayUse | None, now: float
+) -> tuple[list[Replica], list[tuple[str, Rejection]]]:
+    """(those that can take the request now, the names of the others with why not), in order.
+
+    `rejection` says which; a healthy replica with a free seat, which is the common case, is seen here at once.
+    """
+    fit: list[Replica] = []
+    filtered: list[tuple[str, Rejection]] = []
+    rank = query.lane.rank
+    is_plain = not (query.excluded or query.labels or query.barred)
+    for replica in replicas:
+        breaker, spec = replica.breaker, replica.spec
+        if (
+            is_plain
+            and replica.state is _READY
+            and (may_use is None or spec.capabilities.cache_salt)
+            and not breaker.is_open
+            and now >= breaker.aside_until
+            and replica.num_in_flight < replica.seat_limits[rank]
+            and replica.in_flight[rank] < replica.lane_seats[rank]
+            and spec.bulk_seats is None
+        ):
+            fit.append(replica)
+            continue
+        reason = rejection(replica, query, may_use, now)
+        if reason is None:
+            fit.append(replica)
+        else:
+            filtered.append((replica.name, reason))
+    return fit, filtered
 
 
 def rejection(replica: Replica, query: RouteQuery, may_use: MayUse | None, now: float) -> Rejection | None:

@@ -7,6 +7,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from cache_affinity.capacity import CapacityFactor
+from cache_affinity.holders import Holders
 from cache_affinity.shadow import ShadowIndex, bounds
 from policies.lane import Lane
 from routing.breaker import Verdict
@@ -70,13 +72,15 @@ class LeaseWatcher(Protocol):
 
 
 class ReplicaPool:
-    """Replicas by name and by model. `watcher`: told of every lease, if set."""
+    """Replicas by name and by model. `watcher`: told of every lease, if set. `holders`: of all shadows together."""
 
     def __init__(self, settings: PoolSettings | None = None) -> None:
         self.settings = settings or PoolSettings()
         self.watcher: LeaseWatcher | None = None
         self._replicas: dict[str, Replica] = {}
         self._by_model: dict[str, tuple[Replica, ...]] = {}
+        self._factors: dict[tuple[str, str, int | None], CapacityFactor] = {}  # by model, engine and stated KV
+        self.holders = Holders()
         self._num_leases = 0
 
     def __repr__(self) -> str:
@@ -110,7 +114,9 @@ class ReplicaPool:
         replica = self._replicas.get(spec.name)
         capacity_bytes, max_nodes = bounds(spec.kv_tokens or self.settings.kv_tokens)
         if replica is None:
-            replica = Replica(spec, ShadowIndex(capacity_bytes, max_nodes), self._seat_limits(spec.seats), now)
+            factor = self._factors.setdefault((spec.model, spec.engine, spec.kv_tokens), CapacityFactor())
+            shadow = ShadowIndex(capacity_bytes, max_nodes, name=spec.name, holders=self.holders, factor=factor)
+            replica = Replica(spec, shadow, self._seat_limits(spec.seats), now)
             self._replicas[spec.name] = replica
         else:
             known, replica.spec = replica.spec, spec
@@ -129,7 +135,7 @@ class ReplicaPool:
         replica = self._replicas.pop(name, None)
         if replica is None:
             return False
-        replica.shadow.forget()
+        replica.shadow.leave()
         self._index()
         return True
 
@@ -161,7 +167,8 @@ class ReplicaPool:
         ahead = tokens_ahead(replica, decision.uncached_tokens, feels_bulk=decision.lane is Lane.BULK)
         lease = Lease(
             self, replica, decision.lane, now=now, uncached_tokens=decision.uncached_tokens, tokens_ahead=ahead,
-            rows_ahead=replica.num_in_flight, unread_ahead=replica.outstanding_tokens,
+            rows_ahead=replica.num_in_flight - replica.hidden_in_flight,
+            unread_ahead=replica.outstanding_tokens - replica.hidden_tokens,
             reading_s=_reading_s(replica, ahead, decision.uncached_tokens),
             probe=replica.breaker.begin(now),
         )  # fmt: skip
@@ -226,18 +233,27 @@ class ReplicaPool:
             if exact_tokens is not None:
                 lease.replica.exact_confidence.observe(exact_tokens, reported_tokens)
 
+    def learn_capacity(self, lease: Lease, cached_bytes: int, total_bytes: int) -> None:
+        """Compare what the replica was expected to remember of a prompt with what its engine had cached, in bytes."""
+        if lease.is_current and not lease.is_hidden and lease.insertion is not None:
+            lease.replica.shadow.learn_capacity(lease.insertion, cached_bytes, total_bytes)
+
     def learn_ttft(self, lease: Lease, uncached_tokens: int, ttft_s: float) -> None:
         """Take in a time to first token, from dispatch, of a prompt that had `uncached_tokens` to be computed."""
         if lease.is_current and not lease.is_hidden:  # how long bulk was left out says nothing of how fast it reads
-            lease.replica.ttft.observe(lease.tokens_ahead + uncached_tokens, ttft_s)
-            if not lease.unread_ahead and not lease.replica.spec.capabilities.leaves_bulk_out:
-                lease.replica.steps.learn_ttft(uncached_tokens, lease.rows_ahead, ttft_s, lease.begun_at + ttft_s)
+            replica = lease.replica
+            replica.ttft.observe(lease.tokens_ahead + uncached_tokens, ttft_s)
+            if not lease.unread_ahead:
+                replica.steps.learn_ttft(uncached_tokens, lease.rows_ahead, ttft_s, lease.begun_at + ttft_s)
+            _price_rows(replica)
 
     def learn_gaps(self, lease: Lease, gaps: Gaps, now: float) -> MeanRows | None:
         """Take in the gaps of a streamed answer; who was on the replica meanwhile, None if unknown or it restarted."""
         if lease.row_mark is None or not lease.is_current:
             return None
-        return lease.replica.steps.learn_gaps(lease.row_mark, gaps, now)
+        rows = lease.replica.steps.learn_gaps(lease.row_mark, gaps, now)
+        _price_rows(lease.replica)
+        return rows
 
     def set_lane_seats(self, name: str, *, standard: int, bulk: int, may_start_bulk: bool = True) -> bool:
         """Bound what standard and bulk may hold of a replica, besides its seats and the reserved ones.
@@ -279,6 +295,12 @@ class ReplicaPool:
         for replica in self._replicas.values():
             by_model.setdefault(replica.spec.model, []).append(replica)
         self._by_model = {model: tuple(replicas) for model, replicas in by_model.items()}
+
+
+def _price_rows(replica: Replica) -> None:
+    """Take over what a row costs once both sides of the comparison are learned."""
+    if replica.ttft.is_rate_learned and replica.steps.num_observations:
+        replica.row_tokens = replica.steps.row_tokens(replica.ttft.ms_per_token)
 
 
 def _reading_s(replica: Replica, tokens_ahead: int, uncached_tokens: int) -> float:

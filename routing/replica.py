@@ -9,7 +9,7 @@ from cache_affinity.shadow import ShadowIndex
 from engines.contract import Capabilities
 from policies.lane import Lane
 from routing.breaker import Breaker
-from routing.step_model import StepModel
+from routing.step_model import ROW_PRICE, StepModel
 from routing.ttft import TtftModel
 
 UNLIMITED = (1 << 30,) * len(Lane)  # until somebody sets less
@@ -64,7 +64,8 @@ class Replica:
     `hidden_…`: how much of rows in flight, outstanding and work is bulk that the engine leaves out of people's steps,
     which interactive and standard requests do not feel.
     `seat_limits`: open leases below which a lane (by rank) may still be given a seat. `lane_seats`: open leases of its
-    own below which it may, too; `bulk_seats`: what bulk may come to hold.
+    own below which it may, too; `bulk_seats`: what bulk may come to hold. `row_tokens`: what a decoding row adds to a
+    step, as so many prompt tokens; learned.
     """
 
     __slots__ = (
@@ -82,6 +83,7 @@ class Replica:
         "name_bytes",
         "num_in_flight",
         "outstanding_tokens",
+        "row_tokens",
         "seat_limits",
         "shadow",
         "spec",
@@ -112,6 +114,7 @@ class Replica:
         self.exact_confidence = HitConfidence()
         self.ttft = TtftModel()
         self.steps = StepModel()
+        self.row_tokens = ROW_PRICE
         self.breaker = Breaker()
 
     def __repr__(self) -> str:
@@ -149,6 +152,7 @@ class Replica:
         self.exact_confidence = HitConfidence()
         self.ttft = TtftModel()
         self.steps = StepModel()
+        self.row_tokens = ROW_PRICE
         self.lane_seats = UNLIMITED
         self.bulk_seats = UNLIMITED[Lane.BULK.rank]
         self.breaker = Breaker()

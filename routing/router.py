@@ -13,7 +13,7 @@ from engines.contract import Fault
 from policies.lane import Lane
 from routing.breaker import VERDICTS, Verdict
 from routing.decision import Absence, Full, NoReplica, RouteDecision
-from routing.filters import MayUse, Rejection, rejection
+from routing.filters import MayUse, Rejection, fitting
 from routing.lease import Lease
 from routing.picker import pick
 from routing.pool import ReplicaPool
@@ -68,15 +68,7 @@ class Router:
 
         `Full`: replicas could take it but have no seat for its lane now; wait for one.
         """
-        replicas: list[Replica] = []
-        filtered: list[tuple[str, Rejection]] = []
-        may_use = self._may_use
-        for replica in self.pool.of_model(query.model):
-            reason = rejection(replica, query, may_use, now)
-            if reason is None:
-                replicas.append(replica)
-            else:
-                filtered.append((replica.name, reason))
+        replicas, filtered = fitting(self.pool.of_model(query.model), query, self._may_use, now)
         if not replicas:
             return self._absence(query, tuple(filtered), now)
         return self._decide(query, replicas, tuple(filtered), now)
@@ -87,10 +79,11 @@ class Router:
         None if no replica is ready. A hint, cheaper than a decision: whose turn it is when a seat there comes free.
         """
         key, best, most, heaviest = query.key, None, 0, -1
+        depths = self.pool.holders.depths(key)
         for replica in self.pool.of_model(query.model):
             if replica.state is not ReplicaState.READY:
                 continue
-            held = replica.shadow.num_held(key, most)
+            held = depths.get(replica.name, 0)
             by_hash = weight(key.home, replica)
             if held > most or (held == most and by_hash > heaviest):
                 best, most, heaviest = replica.name, held, by_hash
@@ -115,6 +108,9 @@ class Router:
         if prompt_tokens:
             self.ratios.of(decision.model).observe(decision.key.total_bytes, prompt_tokens)
         self.pool.learn_hit(lease, decision.shadow_tokens, cached_tokens, decision.exact_tokens)
+        if cached_tokens is not None:
+            bytes_per_token = decision.key.total_bytes / max(1, prompt_tokens or decision.prompt_tokens)
+            self.pool.learn_capacity(lease, round(cached_tokens * bytes_per_token), decision.key.total_bytes)
         if ttft_s is not None:
             known = decision.prompt_tokens if prompt_tokens is None else prompt_tokens
             cached = decision.hit_tokens if cached_tokens is None else cached_tokens
@@ -139,10 +135,12 @@ class Router:
             if self.exact is not None:
                 exact = self.exact.hits(tokens)
         feels_bulk = query.lane is Lane.BULK
+        depths = self.pool.holders.depths(key)
         rows = score(
-            replicas, key, prompt_tokens, tokens_per_byte, exact, fresh_since=now - FRESH_S, feels_bulk=feels_bulk
-        )
-        chosen, why, passed = pick(key, prompt_tokens, replicas, rows, feels_bulk=feels_bulk)
+            replicas, key, prompt_tokens, tokens_per_byte, depths, exact,
+            fresh_since=now - FRESH_S, feels_bulk=feels_bulk,
+        )  # fmt: skip
+        chosen, why, passed = pick(key, prompt_tokens, replicas, rows)
         candidate = Candidate(*rows[chosen])
         return RouteDecision(
             model=query.model, lane=query.lane, project_id=query.project_id, key=key, chosen=candidate.replica, why=why,

@@ -4,22 +4,22 @@ The score is needed for every replica of every request, the terms only for a rec
 are computed from, and `terms_ms` sums to `score_ms` by construction (and by test).
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from cache_affinity.exact import NO_HITS, ExactHits
-from cache_affinity.fusion import fused
+from cache_affinity.fusion import LEAST_TOKENS, fused
 from cache_affinity.prefix import PrefixKey
 from routing.replica import Replica
+from routing.step_model import ROW_PRICE
 from routing.ttft import ASSUMED_BASE_MS, ASSUMED_MS_PER_TOKEN
 
 USEFUL_TOKENS = 64  # a smaller hit is block rounding
 USEFUL_SHARE = 0.25  # of the prompt: a smaller one is not worth giving up an even spread
 STEP_TOKENS = 512  # of prompt an engine reads in one step, about; each step also serves the rows that are decoding
-EVICTION_PRICE = 0.1  # chosen: of the reading time, when the new blocks push out warm ones
 
 # What a score is made of, in the order of `Candidate`'s fields; a plain tuple, for it is made once per replica.
-Row = tuple[str, int, int, float, int | None, int, int, int, float, float, bool, float]
+Row = tuple[str, int, int, float, int | None, int, int, int, float, float, float, float, float]
 
 
 class Candidate(NamedTuple):
@@ -28,7 +28,8 @@ class Candidate(NamedTuple):
     `shadow_tokens`: predicted hit. `exact_tokens`: as its engine told by events, None where it tells nothing.
     `fused_tokens`: what of both is expected. `confidence`: in what the engine told, else in the prediction, 0..1.
     `uncached_tokens`: the prompt without `fused_tokens`. `outstanding_tokens`, `num_in_flight`: the replica's load.
-    `ms_per_token`, `base_ms`: as learned. `evicts`: the prompt would push other blocks out.
+    `ms_per_token`, `base_ms`, `row_tokens`: as learned. `lost_tokens`: expected to be read again by others, because
+    the prompt pushes them out.
     """
 
     replica: str
@@ -41,7 +42,8 @@ class Candidate(NamedTuple):
     num_in_flight: int
     ms_per_token: float
     base_ms: float
-    evicts: bool
+    row_tokens: float
+    lost_tokens: float
     score_ms: float
 
     @property
@@ -57,17 +59,21 @@ class Candidate(NamedTuple):
     @property
     def interference_ms(self) -> float:
         """The rows that decode in the same steps."""
-        return interference_tokens(self.num_in_flight, self.uncached_tokens) * self.ms_per_token
+        return interference_tokens(self.num_in_flight, self.uncached_tokens, self.row_tokens) * self.ms_per_token
 
     @property
     def eviction_ms(self) -> float:
-        """The price of pushing out blocks that others may need; a price, not a wait."""
-        return self.prefill_ms * EVICTION_PRICE if self.evicts else 0.0
+        """The price of pushing out blocks that others will need; a price, not a wait."""
+        return self.lost_tokens * self.ms_per_token
 
     @property
     def assumed(self) -> tuple[str, ...]:
         """The terms that stand as they were assumed at first: nothing of the replica has taught them yet."""
-        is_assumed = {"prefill": self.ms_per_token == ASSUMED_MS_PER_TOKEN, "base": self.base_ms == ASSUMED_BASE_MS}
+        is_assumed = {
+            "prefill": self.ms_per_token == ASSUMED_MS_PER_TOKEN,
+            "base": self.base_ms == ASSUMED_BASE_MS,
+            "interference": self.row_tokens == ROW_PRICE,
+        }
         return tuple(term for term, is_so in is_assumed.items() if is_so)
 
     @property
@@ -81,15 +87,15 @@ def useful_tokens(prompt_tokens: int) -> float:
     return max(USEFUL_TOKENS, USEFUL_SHARE * prompt_tokens)
 
 
-def interference_tokens(num_in_flight: int, uncached_tokens: int) -> int:
-    """Tokens of others computed beside a prompt: one for each request in flight, in each step that reads it."""
-    return num_in_flight * (1 + uncached_tokens // STEP_TOKENS)
+def interference_tokens(num_in_flight: int, uncached_tokens: int, row_tokens: float) -> float:
+    """Work of others beside a prompt, in prompt tokens: a row for each request in flight, in each step that reads it."""
+    return num_in_flight * (1 + uncached_tokens // STEP_TOKENS) * row_tokens
 
 
 def tokens_ahead(replica: Replica, uncached_tokens: int, *, feels_bulk: bool = True) -> int:
-    """Tokens the replica works off before the first token, besides the prompt itself."""
+    """Tokens the replica works off before the first token, besides the prompt itself; rows count as their price."""
     outstanding, flying = _load(replica, feels_bulk=feels_bulk)
-    return outstanding + interference_tokens(flying, uncached_tokens)
+    return outstanding + round(interference_tokens(flying, uncached_tokens, replica.row_tokens))
 
 
 def _load(replica: Replica, *, feels_bulk: bool) -> tuple[int, int]:
@@ -104,6 +110,7 @@ def score(
     key: PrefixKey,
     prompt_tokens: int,
     tokens_per_byte: float,
+    depths: Mapping[str, int],
     exact: ExactHits = NO_HITS,
     *,
     fresh_since: float = 0.0,
@@ -111,41 +118,49 @@ def score(
 ) -> tuple[Row, ...]:
     """The row of each replica, in order. One loop, not a call per term: it runs for every replica of every request.
 
-    `fresh_since`: what was routed to a replica from then on its engine need not have told yet.
+    `depths`: leading borders that each replica's shadow holds. `fresh_since`: what was routed to a replica from then on
+    its engine need not have told yet.
     """
-    total_bytes, sizes, guess = key.total_bytes, key.sizes, 0
+    total_bytes, sizes, depth_of = key.total_bytes, key.sizes, depths.get
     told_of, partial = exact.tokens.get, exact.partial
     rows: list[Row] = []
     for replica in replicas:
-        ttft, shadow = replica.ttft, replica.shadow
+        ttft, shadow, name = replica.ttft, replica.shadow, replica.name
         confidence = replica.confidence.value
-        num_held = shadow.num_held(key, guess)
         hit_bytes = shadow_tokens = hit = 0
+        num_held = depth_of(name)
         if num_held:
-            guess, hit_bytes = num_held, sizes[num_held - 1]
+            hit_bytes = sizes[num_held - 1]
             most = min(prompt_tokens, replica.spec.kv_tokens or prompt_tokens)
             shadow_tokens = min(int(hit_bytes * tokens_per_byte), most)
             hit = int(shadow_tokens * confidence)
-        name = replica.name
         told = told_of(name)
         if told is not None:
-            trust, untold = replica.exact_confidence.value, shadow_tokens
-            if num_held and name not in partial:
-                num_fresh = shadow.num_fresh(key, num_held, fresh_since)
-                untold = int(sizes[num_fresh - 1] * tokens_per_byte) if num_fresh else 0
-            hit = fused(told, trust, untold, confidence) if untold else told if trust == 1.0 else int(told * trust)
+            trust, predicted = replica.exact_confidence.value, hit
+            hit = told if trust == 1.0 else int(told * trust)
+            if num_held and predicted >= hit + LEAST_TOKENS:
+                untold = shadow_tokens
+                if name not in partial:
+                    num_fresh = shadow.num_fresh(key, num_held, fresh_since)
+                    untold = int(sizes[num_fresh - 1] * tokens_per_byte) if num_fresh else 0
+                hit = fused(told, trust, untold, confidence)
             confidence = trust
         uncached = prompt_tokens - hit
         if feels_bulk:
             outstanding, flying = replica.outstanding_tokens, replica.num_in_flight
         else:
-            outstanding, flying = _load(replica, feels_bulk=False)
-        ms, base = ttft.ms_per_token, ttft.base_ms
-        score_ms = base + (outstanding + uncached + flying * (1 + uncached // STEP_TOKENS)) * ms
-        evicts = shadow.held_bytes + total_bytes - hit_bytes > shadow.capacity_bytes
-        if evicts:
-            score_ms += uncached * ms * EVICTION_PRICE
+            outstanding = replica.outstanding_tokens - replica.hidden_tokens
+            flying = replica.num_in_flight - replica.hidden_in_flight
+        ms, base, row_tokens = ttft.ms_per_token, ttft.base_ms, replica.row_tokens
+        work, lost = outstanding + uncached, 0.0
+        if flying:
+            work += flying * (1 + uncached // STEP_TOKENS) * row_tokens
+        if shadow.held_bytes + total_bytes - hit_bytes > shadow.capacity_bytes:
+            lost = shadow.lost_bytes(total_bytes - hit_bytes) * tokens_per_byte
         rows.append(
-            (name, shadow_tokens, hit, confidence, told, uncached, outstanding, flying, ms, base, evicts, score_ms)
-        )
+            (
+                name, shadow_tokens, hit, confidence, told, uncached, outstanding, flying, ms, base, row_tokens, lost,
+                base + (work + lost) * ms,
+            )
+        )  # fmt: skip
     return tuple(rows)

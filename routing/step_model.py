@@ -18,6 +18,9 @@ LEAST_GAPS = 4  # of a shorter answer the mean gap says little
 LEAST_READING_TOKENS = 256  # of a shorter prompt the time to first token is mostly the way there and back
 _CHUNK_TOKENS = 512  # of a prompt read in one step, about
 _MEMORY = 0.99  # about 100 observations
+ROW_PRICE = 4.0  # prompt tokens a row costs as much as, before it is learned: 3 on two cores, 6 on a GPU were measured
+LEAST_ROW_PRICE, MOST_ROW_PRICE = 1.0, 16.0
+_DOUBT = 8  # observations until the learned price counts as much as the first guess; chosen
 
 
 class RowMark(NamedTuple):
@@ -82,6 +85,20 @@ class StepModel:
     def cost(self) -> StepCost:
         """Seconds of a step by its rows and prefill tokens."""
         return self._fitter.cost
+
+    @property
+    def num_observations(self) -> int:
+        """What was learned from so far."""
+        return self._fitter.num_observations
+
+    def row_tokens(self, ms_per_token: float) -> float:
+        """What a decoding row adds to a step, as so many prompt tokens that take `ms_per_token` each.
+
+        Never out of bounds, and near the first guess until some steps were seen: rows that never vary tell nothing.
+        """
+        num = self._fitter.num_observations
+        learned = min(max(self.cost.per_row_s * 1000.0 / ms_per_token, LEAST_ROW_PRICE), MOST_ROW_PRICE)
+        return ROW_PRICE * float((learned / ROW_PRICE) ** (num / (num + _DOUBT)))
 
     def reading_s(self, num_tokens: int, rows: int) -> float:
         """Seconds until so many prompt tokens are read beside `rows` that decode."""

@@ -36,6 +36,11 @@ class TtftModel:
         return 1000.0 / self.ms_per_token
 
     @property
+    def is_rate_learned(self) -> bool:
+        """Whether a long prompt has taught the rate."""
+        return self._num_rates > 0
+
+    @property
     def base_s(self) -> float:
         """Seconds to the first token when nothing has to be read."""
         return self.base_ms / 1000.0

@@ -114,6 +114,7 @@ def metrics_page() -> str:
         "| `warmlane_ledger_files` | gauge | none | files that gateways of this node wrote and the ledger still reads |",
         "| `warmlane_ledger_dropped_total` | counter | none | refusals that found no room to be written down |",
         "| `warmlane_ledger_recovered_total` | counter | none | requests of gateways that died, charged as reserved |",
+        "| `warmlane_ledger_unreadable_total` | counter | none | lines of the files that nobody could read |",
         "| `warmlane_ledger_restored_total` | counter | none | ledger files that were taken away and made again |",
         "| `warmlane_queue_depth` | gauge | `model`, `lane` | requests waiting for a seat |",
         "| `warmlane_replica_seats` | gauge | `replica` | seats the gateway may fill |",

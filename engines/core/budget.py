@@ -146,6 +146,7 @@ class StepBudget:
             objective_s=objective_s,
             bulk_left_out=num_seated_bulk - self._num_bulk if objective_s is not None else 0,
             is_lifted=self._is_lifted,
+            copy_s=self._guard.copy_s,
         )
 
     @property

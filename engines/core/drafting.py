@@ -14,8 +14,9 @@ from engines.core.sequence import Sequence
 from engines.core.speculation import Speculation
 
 # What rows cost beside a step's base shows only in steps of different size. One sequence alone makes none, so that
-# drafts which are believed too dear would be so for ever: now and then a few are verified all the same.
-_TRIAL_STEPS, _TRIAL_DRAFTS = 16, 3
+# drafts which are believed too dear would be so for ever: now and then a few are verified all the same, ever more
+# rarely while that changes nothing (measured: on a CPU where rows are the cost a trial takes the time of three tokens).
+_FIRST_TRIAL_STEPS, _LAST_TRIAL_STEPS, _TRIAL_DRAFTS = 16, 2048, 2
 _SURE = 0.95  # the chance of the best drafts: where even these are not worth it none are looked for
 
 
@@ -34,22 +35,26 @@ class Drafter:
         self._settings = settings
         self._grow = grow
         self.num_drafted = self.num_accepted = 0
-        self._num_steps = 0
+        self._trial_steps = _FIRST_TRIAL_STEPS  # from one trial to the next
+        self._steps_since_trial = 0
 
     def __repr__(self) -> str:
         return f"<Drafter drafted={self.num_drafted} accepted={self.num_accepted}>"
 
     def add(self, budget: StepBudget, *, is_bulk: bool) -> None:
         """Add drafts to the sequences of bulk, or to the urgent ones, that decode in the step; the likeliest first."""
-        if self._settings.max_drafts == 0:
+        decoding = budget.decoding(is_bulk=is_bulk) if self._settings.max_drafts else []
+        if not decoding:
             return
-        self._num_steps += 1
-        is_trial = self._num_steps % _TRIAL_STEPS == 0
-        most = min(_TRIAL_DRAFTS, self._settings.max_step_drafts) if is_trial else self._settings.max_step_drafts
-        room = budget.draft_room(most - budget.num_drafts, is_bulk=is_bulk, is_trial=is_trial)
-        if not room.can_take(_SURE):
+        most = self._settings.max_step_drafts - budget.num_drafts
+        room = budget.draft_room(most, is_bulk=is_bulk)
+        if room.can_take(_SURE):
+            self._trial_steps = _FIRST_TRIAL_STEPS
+        elif not self._is_time_to_try():
             return
-        proposals = [self._propose(sequence) for sequence in budget.decoding(is_bulk=is_bulk)]
+        else:
+            room = budget.draft_room(min(most, _TRIAL_DRAFTS), is_bulk=is_bulk, is_trial=True)
+        proposals = [self._propose(sequence) for sequence in decoding]
         proposals = [proposal for proposal in proposals if proposal.drafts]
         for proposal, num_drafts in zip(proposals, _shares(room, proposals), strict=True):
             if num_drafts and self._grow(proposal.sequence, num_drafts):
@@ -61,6 +66,15 @@ class Drafter:
         sequence.speculation.learn(num_drafts, num_held, len(sequence.tokens))
         self.num_drafted += num_drafts
         self.num_accepted += num_held
+
+    def _is_time_to_try(self) -> bool:
+        """In a step in which drafts are believed too dear."""
+        self._steps_since_trial += 1
+        if self._steps_since_trial < self._trial_steps:
+            return False
+        self._steps_since_trial = 0
+        self._trial_steps = min(2 * self._trial_steps, _LAST_TRIAL_STEPS)
+        return True
 
     def _propose(self, sequence: Sequence) -> _Proposal:
         if sequence.speculation is None:

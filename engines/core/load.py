@@ -25,7 +25,8 @@ class SchedulerStatistics:
     """Counts of one scheduler. Now: those up to `num_blocks`. Since the start, only growing: the others.
 
     `waiting` includes the `preempted`. `used_blocks`: of seated sequences; `cached_blocks`: of nobody, but still to be
-    hit. `prompt_tokens`, `cached_tokens`: of sequences seated for the first time; the second is what the cache held.
+    hit. `prompt_tokens`, `cached_tokens`, `restored_tokens`: of sequences seated for the first time; the second is what
+    the cache held, the third what of that lay in host memory.
     `bulk_rows_left_out`: rows that seated bulk would have had in steps but for urgent ones. `bulk_lifts`: steps with
     bulk in spite of the objective. `drafted_tokens`, `accepted_tokens`: guessed ahead, and found right. `host`: what is
     kept in host memory.
@@ -42,6 +43,7 @@ class SchedulerStatistics:
     evictions: int
     prompt_tokens: int
     cached_tokens: int
+    restored_tokens: int
     generation_tokens: int
     preemptions: int
     bulk_rows_left_out: int
@@ -58,8 +60,9 @@ class EngineLoad:
     `kv_used_ratio`: 0..1, blocks of seated sequences; `kv_cached_ratio`: what can be hit besides. `step_s`: smoothed
     seconds of a step; `step_cost`: what the model has learned. Lanes' counts are those of the last step: they lack
     requests that came since. `prefix_query_tokens`, `prefix_hit_tokens`: prompt tokens looked up in the cache, and
-    found, by sequences seated for the first time. `kv_host_bytes`: in use for saved KV. `kv_saved_tokens`,
-    `kv_restored_tokens`, `kv_discarded_tokens`: copied to host memory, back, and given up there. `bulk_rows_left_out`,
+    found, by sequences seated for the first time; `prefix_host_hit_tokens`: of these, found in host memory.
+    `kv_host_bytes` of `kv_host_max_bytes`: in use for saved KV. `kv_saved_tokens`, `kv_restored_tokens`,
+    `kv_discarded_tokens`: copied to host memory, back, and given up there. `bulk_rows_left_out`,
     `bulk_lifts`, `drafted_tokens`, `accepted_tokens`: as in `SchedulerStatistics`.
     """
 
@@ -74,9 +77,11 @@ class EngineLoad:
     is_draining: bool = False
     is_paused: bool = False
     kv_host_bytes: int = 0
+    kv_host_max_bytes: int = 0
     num_steps: int = 0
     prefix_query_tokens: int = 0
     prefix_hit_tokens: int = 0
+    prefix_host_hit_tokens: int = 0
     generation_tokens: int = 0
     preemptions: int = 0
     bulk_rows_left_out: int = 0
@@ -101,8 +106,10 @@ def with_statistics(load: EngineLoad, now: SchedulerStatistics, host_bytes_per_t
         kv_used_ratio=now.used_blocks / now.num_blocks,
         kv_cached_ratio=now.cached_blocks / now.num_blocks,
         kv_host_bytes=now.host.used_tokens * host_bytes_per_token,
+        kv_host_max_bytes=now.host.max_tokens * host_bytes_per_token,
         prefix_query_tokens=now.prompt_tokens,
         prefix_hit_tokens=now.cached_tokens,
+        prefix_host_hit_tokens=now.restored_tokens,
         generation_tokens=now.generation_tokens,
         preemptions=now.preemptions,
         bulk_rows_left_out=now.bulk_rows_left_out,

@@ -193,6 +193,7 @@ class KvMemory:
         sequence.blocks = list(path)
         sequence.num_published = len(path)
         sequence.num_computed = len(path) * self._settings.block_size
+        sequence.num_restored = 0
         assert self._allocate(sequence, num_blocks - len(path)), "the blocks counted as free are not"
 
     def _restore(self, sequence: Sequence, hit: HostHit, num_blocks: int) -> None:
@@ -202,7 +203,7 @@ class KvMemory:
         assert self._allocate(sequence, num_blocks), "the blocks counted as free are not"
         self.copies.hold(None)
         self.copies.restore(hit, sequence.slot, sequence.blocks, is_urgent=sequence.request.is_urgent)
-        sequence.num_computed = hit.num_blocks * self._settings.block_size
+        sequence.num_computed = sequence.num_restored = hit.num_blocks * self._settings.block_size
         self.publish(sequence)
 
     def _open_slot(self, sequence: Sequence, path: tuple[int, ...]) -> int:

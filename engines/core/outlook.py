@@ -14,6 +14,7 @@ class StepOutlook:
     `lanes`: of its rows, in order. `modelled_s`: the step; `modelled_urgent_s`: the same without its bulk rows.
     `objective_s`: what it may take with bulk, None without urgent rows. `bulk_left_out`: seated bulk sequences that
     urgent ones keep out of it. `is_lifted`: bulk is in it in spite of the objective, having been left out for too long.
+    `copy_s`: of all these seconds, those that copies to and from host memory take.
     """
 
     lanes: tuple[Lane, ...]
@@ -23,6 +24,7 @@ class StepOutlook:
     objective_s: float | None
     bulk_left_out: int
     is_lifted: bool
+    copy_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

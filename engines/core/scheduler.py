@@ -98,6 +98,7 @@ class Scheduler:
             evictions=pool.evictions,
             prompt_tokens=seats.prompt_tokens,
             cached_tokens=seats.cached_tokens,
+            restored_tokens=seats.restored_tokens,
             generation_tokens=self._generation_tokens,
             preemptions=seats.preemptions,
             bulk_rows_left_out=self._bulk_patience.num_left_out,
@@ -186,7 +187,8 @@ class Scheduler:
             return None
         self._num_steps += 1
         plan = StepPlan(self._num_steps, self._seats.memory.take_operations(), ())
-        outlook = StepOutlook((), cost, copies.take_spent_s(), 0.0, None, 0, is_lifted=False)
+        copy_s = copies.take_spent_s()
+        outlook = StepOutlook((), cost, copy_s, 0.0, None, 0, is_lifted=False, copy_s=copy_s)
         self._step = _Step(plan, [], outlook)
         return plan
 

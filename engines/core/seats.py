@@ -23,7 +23,7 @@ class Seats:
     def __init__(self, settings: SchedulerSettings, holders: SlotHolders | None) -> None:
         self._settings = settings
         self.memory = KvMemory(settings, holders)
-        self.preemptions = self.prompt_tokens = self.cached_tokens = 0  # only grow
+        self.preemptions = self.prompt_tokens = self.cached_tokens = self.restored_tokens = 0  # only grow
         self.clear()
 
     def clear(self) -> None:
@@ -156,6 +156,7 @@ class Seats:
             sequence.cached_tokens = sequence.num_computed
             self.prompt_tokens += sequence.num_prompt
             self.cached_tokens += sequence.num_computed
+            self.restored_tokens += sequence.num_restored
         self.waiting.remove(sequence)
         sequence.move(SequenceState.RUNNING)
         self.running.add(sequence)

@@ -133,7 +133,8 @@ class Sequence:
     `hashes` are the chained digests of the leading full blocks of `tokens`; the first `num_published` blocks may be
     hit by others. `max_length`: tokens at which it ends with LENGTH. `seed`: resolved. `order`: smaller goes first;
     its head is the lane's rank. `last_step`: number of the last step it had a row in. `grammar`: as far as the output
-    has come in it. `speculation`: once it has been drafted for.
+    has come in it. `speculation`: once it has been drafted for. `num_restored`: of the tokens that it hit when it was
+    seated last, those that came from host memory.
     """
 
     request: GenerateRequest
@@ -147,6 +148,7 @@ class Sequence:
     hashes: list[bytes] = field(default_factory=list)
     num_computed: int = 0
     num_published: int = 0
+    num_restored: int = 0
     num_preemptions: int = 0
     last_step: int = 0
     cached_tokens: int | None = None

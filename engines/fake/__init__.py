@@ -5,7 +5,7 @@ The one door to `engines.core` for the gateway's simulator: the scheduler with w
 
 from engines.core.admission import SchedulerSettings
 from engines.core.holders import SlotHolders
-from engines.core.latency_guard import LatencySettings
+from engines.core.latency_guard import LatencyGuard, LatencySettings, StepCounts
 from engines.core.plan import StepPlan
 from engines.core.sampling import Sampled
 from engines.core.scheduler import Scheduler
@@ -14,6 +14,7 @@ from engines.core.sequence import FinishReason, GenerateRequest, SamplingParams,
 __all__ = [
     "FinishReason",
     "GenerateRequest",
+    "LatencyGuard",
     "LatencySettings",
     "Sampled",
     "SamplingParams",
@@ -21,5 +22,6 @@ __all__ = [
     "SchedulerSettings",
     "SequenceDelta",
     "SlotHolders",
+    "StepCounts",
     "StepPlan",
 ]

@@ -35,6 +35,8 @@ class StepBatch:
     def fill(self, rows: Sequence[Row]) -> int:
         """Write `rows`, not empty, one after the other; the number of tokens whose logits are wanted."""
         num_rows = len(rows)
+        if all(len(row.tokens) == row.num_samples == 1 for row in rows):
+            return self._fill_decodes(rows)
         lengths = np.fromiter((len(row.tokens) for row in rows), np.int32, num_rows)
         ends = np.cumsum(lengths, dtype=np.int32)
         total = int(ends[-1])
@@ -48,3 +50,13 @@ class StepBatch:
         self.wants_logits[:total] = indices >= np.repeat(ends - num_samples, lengths)
         self.struct.n_tokens = total
         return int(num_samples.sum())
+
+    def _fill_decodes(self, rows: Sequence[Row]) -> int:
+        """The commonest step, one sampled token in every row, without the arithmetic of longer ones."""
+        num_rows = len(rows)
+        self.tokens[:num_rows] = [row.tokens[0] for row in rows]
+        self.positions[:num_rows] = [row.start for row in rows]
+        self.slots[:num_rows] = [row.slot for row in rows]
+        self.wants_logits[:num_rows] = 1
+        self.struct.n_tokens = num_rows
+        return num_rows

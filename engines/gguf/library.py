@@ -149,6 +149,7 @@ def our_declarations() -> str:
     return resources.files(__package__).joinpath("llama.cdef").read_text(encoding="utf-8")
 
 
+@functools.cache  # a second opening of the same file would take its log away from the first
 def _open(path: Path, declarations: str, what: str, description: str, *, is_pinned: bool) -> Library:
     ffi: Any = cffi.FFI()
     ffi.cdef(declarations)

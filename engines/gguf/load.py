@@ -12,8 +12,9 @@ from engines.core.plan import Row, StepPlan
 from engines.gguf.header import ModelFileError
 from engines.gguf.library import LogSink, open_library
 from engines.gguf.model import GgufModel
+from engines.gguf.passing_thread import in_passing_thread
 from engines.gguf.runner import GgufRunner, RunnerSettings
-from engines.gguf.threads import CACHE_NAME, ThreadCache, Threads, cache_path, measure
+from engines.gguf.threads import CACHE_NAME, ThreadCache, Threads, cache_path, is_busy, load_now, measure
 
 _BATCH_TOKENS = 32  # chosen: long enough to show what cores are worth, short enough for a large model
 
@@ -50,14 +51,22 @@ def load(
     settings = RunnerSettings(
         num_slots, kv_tokens, max_step_tokens, threads, threads if threads_batch is None else threads_batch, num_drafts
     )
+    # Whoever runs the steps later must be the only thread that has computed.
+    given = Threads(threads, threads_batch, "given") if threads_batch is not None else None
+    return in_passing_thread(partial(_load, path, settings, home, given, on_log))
+
+
+def _load(
+    path: Path, settings: RunnerSettings, home: Path | None, given: Threads | None, on_log: LogSink | None
+) -> Loaded:
     library = open_library(folder=None if home is None else home / "native")
     library.log.sink = on_log
-    model = GgufModel(path, library, kv_tokens=kv_tokens)
+    model = GgufModel(path, library, kv_tokens=settings.kv_tokens)
     runner = GgufRunner(model, settings)
     try:
         _warm_up(path, runner)
-        chosen = Threads(threads, threads_batch, "given") if threads_batch is not None else None
-        chosen = chosen or _measured_threads(path, runner, threads, cache_path() if home is None else home / CACHE_NAME)
+        cache_file = cache_path() if home is None else home / CACHE_NAME
+        chosen = given or _measured_threads(path, runner, settings.threads, cache_file)
         runner.use_threads(chosen.single, chosen.batch)
     except BaseException:
         runner.close()
@@ -74,6 +83,8 @@ def _measured_threads(path: Path, runner: GgufRunner, most: int, cache_file: Pat
     known = cache.recall(key, most)
     if known is not None:
         return known
+    if is_busy(load_now(), os.cpu_count() or 1):
+        return Threads(most, most, "all: too busy here to measure")
     single = (Row(0, 0, (0,), num_samples=1),)
     num_rows = min(_BATCH_TOKENS, runner.max_step_tokens)
     batch = (Row(0, 0, (0,) * num_rows, num_samples=1),)

@@ -19,11 +19,12 @@ _PATIENCE_S = 2.0  # for one phase; then the best so far is taken
 _REPEATS = 3  # the shortest counts: others were disturbed
 _WORTH = 0.97  # more threads must save 3 % or they are left to others
 _MOST_ENTRIES = 64
+_BUSY_SHARE = 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class Threads:
-    """`single`: for steps of one token; `batch`: for all others. `origin`: given, measured or remembered."""
+    """`single`: for steps of one token; `batch`: for all others. `origin`: given, measured, remembered, or why not."""
 
     single: int
     batch: int
@@ -55,6 +56,16 @@ def fastest(most: int, step: Callable[[int], None], clock: Callable[[], float] =
         elif seconds > 2 * best_s:
             break
     return best
+
+
+def is_busy(load_1m: float, cpus: int) -> bool:
+    """Whether others compute here now, so that what is measured would be theirs as much as ours."""
+    return load_1m > _BUSY_SHARE * cpus
+
+
+def load_now() -> float:
+    """Processes that want to compute, averaged over the last minute; 0 where the system does not say."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
 
 
 def measure(most: int, single: Callable[[int], None], batch: Callable[[int], None]) -> Threads:

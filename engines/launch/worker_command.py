@@ -9,7 +9,8 @@ from pathlib import Path
 class WorkerSpec:
     """One worker to start. `path`: its model file, None for an engine without one; `kv_tokens`: of its whole cache.
 
-    `threads`: at most so many. `home`: the folder with what was built and measured on this machine.
+    `threads`: at most so many. `home`: the folder with what was built and measured on this machine. `host_kv_mb`: MiB
+    of host memory for KV that is evicted; `speculation`: off or ngram. None leaves both to the worker.
     """
 
     name: str
@@ -21,6 +22,8 @@ class WorkerSpec:
     threads: int
     labels: tuple[tuple[str, str], ...] = ()
     home: Path | None = None
+    host_kv_mb: int | None = None
+    speculation: str | None = None
 
 
 def worker_command(spec: WorkerSpec, *, drain_s: float, log_level: str, itl_p95_s: float | None = None) -> list[str]:
@@ -44,6 +47,10 @@ def worker_command(spec: WorkerSpec, *, drain_s: float, log_level: str, itl_p95_
         options["--home"] = str(spec.home)
     if spec.path is not None:
         options["--path"] = str(spec.path)
+    if spec.host_kv_mb is not None:
+        options["--host-kv-mb"] = str(spec.host_kv_mb)
+    if spec.speculation is not None:
+        options["--speculation"] = spec.speculation
     if itl_p95_s is not None:
         options["--itl-p95-s"] = str(itl_p95_s)
     flat = [word for option in options.items() for word in option]

@@ -20,9 +20,9 @@ def build_app(service: Service) -> Starlette:
     posts: dict[str, ASGIApp] = {
         "/v1/chat/completions": GenerateEndpoint(service, service.chat),
         "/v1/completions": GenerateEndpoint(service, service.completions),
-        "/v1/embeddings": VectorEndpoint(service, embed),
-        **dict.fromkeys(("/v1/rerank", "/rerank", "/v2/rerank"), VectorEndpoint(service, rerank)),
-        **dict.fromkeys(("/v1/score", "/score"), VectorEndpoint(service, score)),
+        "/v1/embeddings": VectorEndpoint(service, "embeddings", embed),
+        **dict.fromkeys(("/v1/rerank", "/rerank", "/v2/rerank"), VectorEndpoint(service, "rerank", rerank)),
+        **dict.fromkeys(("/v1/score", "/score"), VectorEndpoint(service, "score", score)),
         "/tokenize": TextEndpoint(service, tokenize),
         "/detokenize": TextEndpoint(service, detokenize),
     }

@@ -15,14 +15,17 @@ from typing import Annotated
 
 import typer
 
+from engines.core.eviction import EvictionPolicy
 from engines.core.latency_guard import LatencySettings
 from engines.hardware import cores_here
 from engines.launch.ready_line import ready_line
 from engines.launch.tether import die_with_parent
 from engines.step_cost import StepCost
+from engines.worker.engine_loaders import CannotStart
+from engines.worker.engine_options import EngineOptions, Speculation
 from engines.worker.family import REASONING_FORMATS, TOOL_FORMATS
 from engines.worker.kv_events import KvEventSettings
-from engines.worker.loaded import CannotStart, EngineOptions, LoadedEngine, load_engine
+from engines.worker.loaded import LoadedEngine, load_engine
 from engines.worker.settings import WorkerSettings
 from observability import logs
 
@@ -54,6 +57,11 @@ _Host = Annotated[str, typer.Option(help="Address to listen on.")]
 _Port = Annotated[int, typer.Option(min=0, max=65535, help="Port; 0 takes a free one.")]
 _MaxSeqs = Annotated[int, typer.Option(min=1, max=256, help="Sequences computed at once.")]
 _KvTokens = Annotated[int, typer.Option(min=1, help="Tokens that the KV cache holds.")]
+_HostKvMb = Annotated[
+    int | None,
+    typer.Option(min=0, max=1 << 20, help="MiB of memory for KV that is evicted; default: some that is free, fake: 0."),
+]
+_Eviction = Annotated[EvictionPolicy, typer.Option(help="What is evicted first: unused for long, or used only once.")]
 _MaxStepTokens = Annotated[int, typer.Option(min=1, help="Tokens computed in one step.")]
 _MaxWaiting = Annotated[int, typer.Option(min=0, help="Requests that may wait for a seat, bulk and others each.")]
 _ContextTokens = Annotated[int | None, typer.Option(min=1, help="Longest sequence; default: the model's.")]
@@ -72,7 +80,11 @@ _MaxStepS = Annotated[float | None, typer.Option(min=0.001, help="Longest step w
 _StepLog = Annotated[Path | None, typer.Option(help="File that gets a line of JSON for each step.")]
 _MaxDrafts = Annotated[
     int | None,
-    typer.Option(min=0, max=64, help="Tokens guessed ahead for a sequence in a step; default: 8, fake: 0. 0: none."),
+    typer.Option(min=0, max=64, help="Tokens guessed ahead for a sequence in a step; default: 8."),
+]
+_Speculation = Annotated[
+    Speculation | None,
+    typer.Option(help="How tokens are guessed ahead: ngram, or off; default: ngram, fake: off."),
 ]
 _DefaultMaxTokens = Annotated[
     int | None, typer.Option(min=1, help="Output when a request names no max_tokens; default: the context.")
@@ -83,11 +95,17 @@ _VllmMetricNames = Annotated[bool, typer.Option("--vllm-metric-names", help="Met
 _KvEvents = Annotated[bool, typer.Option("--kv-events", help="Publish what becomes of the KV cache, as vLLM does.")]
 _KvEventsEndpoint = Annotated[str, typer.Option(help="Where KV events are published; `*` takes a free port.")]
 _KvReplayEndpoint = Annotated[str, typer.Option(help="Where KV events can be asked for again.")]
+_KvBufferSteps = Annotated[
+    int, typer.Option(min=1, max=1_000_000, help="Batches of KV events kept for who missed some.")
+]
 _KvIntHashes = Annotated[bool, typer.Option("--kv-events-int-hashes", help="Names of blocks as numbers.")]
 _Embeddings = Annotated[bool, typer.Option("--embeddings", help="gguf: serve embeddings too, the mean of its vectors.")]
 _ToolFormat = Annotated[str, typer.Option(help=f"How tool calls are written: {', '.join(TOOL_FORMATS)}.")]
 _ReasoningFormat = Annotated[
     str, typer.Option(help=f"How reasoning is marked: {', '.join(REASONING_FORMATS)}; none leaves it in the answer.")
+]
+_CheckWhenIdle = Annotated[
+    bool, typer.Option("--check-when-idle", help="Verify all accounting of KV whenever nothing is open; for tests.")
 ]
 _DieWithParent = Annotated[bool, typer.Option("--die-with-parent", help="End when the starting process dies.")]
 _FakeBaseS = Annotated[float, typer.Option(min=0, help="fake: seconds of every step.")]
@@ -106,6 +124,8 @@ def worker(  # noqa: PLR0917  # typer passes options by name
     port: _Port = 0,
     max_seqs: _MaxSeqs = 8,
     kv_tokens: _KvTokens = 16384,
+    host_kv_mb: _HostKvMb = None,
+    eviction: _Eviction = EvictionPolicy.LRU,
     max_step_tokens: _MaxStepTokens = 512,
     max_waiting: _MaxWaiting = 1024,
     context_tokens: _ContextTokens = None,
@@ -116,6 +136,7 @@ def worker(  # noqa: PLR0917  # typer passes options by name
     itl_p95_s: _ItlP95S = None,
     max_step_s: _MaxStepS = None,
     step_log: _StepLog = None,
+    speculation: _Speculation = None,
     max_drafts: _MaxDrafts = None,
     default_max_tokens: _DefaultMaxTokens = None,
     max_body_mb: _MaxBodyMb = 16,
@@ -124,10 +145,12 @@ def worker(  # noqa: PLR0917  # typer passes options by name
     kv_events: _KvEvents = False,
     kv_events_endpoint: _KvEventsEndpoint = _KV.endpoint,
     kv_events_replay_endpoint: _KvReplayEndpoint = _KV.replay_endpoint,
+    kv_events_buffer_steps: _KvBufferSteps = _KV.max_batches,
     kv_events_int_hashes: _KvIntHashes = False,
     embeddings: _Embeddings = False,
     tool_format: _ToolFormat = "auto",
     reasoning_format: _ReasoningFormat = "auto",
+    check_when_idle: _CheckWhenIdle = False,
     die_with_parent_: _DieWithParent = False,
     fake_base_s: _FakeBaseS = 0,
     fake_per_row_s: _FakePerRowS = 0,
@@ -140,7 +163,8 @@ def worker(  # noqa: PLR0917  # typer passes options by name
         die_with_parent(os.getppid())
         signal.signal(signal.SIGHUP, signal.SIG_IGN)  # the supervisor's affair, however it was sent
     published = KvEventSettings(
-        kv_events_endpoint, kv_events_replay_endpoint, has_int_hashes=kv_events_int_hashes
+        kv_events_endpoint, kv_events_replay_endpoint, has_int_hashes=kv_events_int_hashes,
+        max_batches=kv_events_buffer_steps,
     ) if kv_events else None  # fmt: skip
     options = EngineOptions(
         engine=engine, path=path, name=model or (path.stem if path is not None else engine),
@@ -148,8 +172,8 @@ def worker(  # noqa: PLR0917  # typer passes options by name
         threads=threads, threads_batch=threads_batch, home=home, block_size=block_size, max_waiting=max_waiting,
         context_tokens=context_tokens, latency=LatencySettings(itl_p95_s=itl_p95_s, max_step_s=max_step_s),
         step_log=step_log, fake_cost=StepCost(fake_base_s, fake_per_row_s, fake_per_prefill_token_s),
-        max_drafts=max_drafts, fake_eos_every=fake_eos_every, kv_events=published,
-        serves_embeddings=embeddings,
+        speculation=speculation, max_drafts=max_drafts, fake_eos_every=fake_eos_every, kv_events=published,
+        host_kv_mb=host_kv_mb, eviction=eviction, serves_embeddings=embeddings, checks_when_idle=check_when_idle,
     )  # fmt: skip
     settings = WorkerSettings(
         name=options.name, engine=engine, drain_s=drain_s, default_max_tokens=default_max_tokens or kv_tokens,
@@ -209,12 +233,11 @@ def _announce(listener: socket.socket, settings: WorkerSettings, loaded: LoadedE
     line = ready_line(url=f"http://{shown}:{port}/v1", model=settings.name, engine=settings.engine)
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
-    bounds = loaded.settings
     logs.get().debug(  # the ready line is for everybody; this adds what only an operator asks for
         "worker.ready",
         model=settings.name,
         engine=settings.engine,
-        max_seqs=bounds.max_seqs,
-        kv_tokens=bounds.kv_tokens,
-        context_tokens=bounds.max_sequence_tokens,
+        max_seqs=loaded.max_seqs,
+        kv_tokens=loaded.num_blocks * loaded.block_size,
+        context_tokens=loaded.max_tokens,
     )

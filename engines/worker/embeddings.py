@@ -4,15 +4,17 @@ import base64
 import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from starlette.types import Receive, Scope, Send
 
 from engines.core.embedding import Floats
-from engines.worker.answers import encode_json
+from engines.worker.answers import PromptTokensDetails, Usage, encode_json
 from engines.worker.decoding import decode_request
 from engines.worker.errors import ApiError, invalid, unsupported
 from engines.worker.exchange import ClientGone, Exchange
+from engines.worker.request_log import RequestEntry, open_entry
 from engines.worker.service import Service
 from engines.worker.surface import check_model
 from engines.worker.vector_schema import (
@@ -29,40 +31,61 @@ from engines.worker.vector_schema import (
     ScoreRequest,
 )
 from engines.worker.vectors import MAX_INPUTS, Inputs, VectorSource
+from observability import logs
 
 _JSON = [(b"content-type", b"application/json")]
-Answer = Callable[[Service, VectorSource, bytes], Awaitable[bytes]]
+Answer = Callable[[Service, VectorSource, bytes], Awaitable["Reply"]]
+
+
+@dataclass(frozen=True, slots=True)
+class Reply:
+    """A body, and how many texts or pairs, with how many tokens, it is about."""
+
+    body: bytes
+    num_inputs: int
+    num_tokens: int
 
 
 class VectorEndpoint:
-    """One of the routes as an ASGI application."""
+    """One of the routes as an ASGI application. `surface`: its name in logs."""
 
-    def __init__(self, service: Service, answer: Answer) -> None:
+    def __init__(self, service: Service, surface: str, answer: Answer) -> None:
         self._service = service
+        self._surface = surface
         self._answer = answer
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         exchange, service = Exchange(scope, receive, send), self._service
+        entry = open_entry(exchange, self._surface, service.clock())
         with service.open_request():
             try:
                 service.check_ready()
                 body = await exchange.read_body(service.settings.max_body_bytes, service.settings.body_timeout_s)
-                await exchange.while_connected(self._reply(exchange, body))
+                await exchange.while_connected(self._respond(exchange, body, entry))
+                entry.complete()
             except ClientGone:
-                return
+                entry.leave()
             except ApiError as error:
+                entry.end_with(error)
                 await exchange.send_error(error)
+            finally:
+                service.metrics.ended(entry.outcome)
+                entry.write(logs.get(), service.clock())
 
-    async def _reply(self, exchange: Exchange, body: bytes) -> None:
+    async def _respond(self, exchange: Exchange, body: bytes, entry: RequestEntry) -> None:
         source = self._service.vectors
         if source is None:
             sentence = "this worker's model generates text: it serves no embeddings and ranks no documents"
             raise ApiError(400, sentence, param="model", code="unsupported_model")
-        await exchange.send_json(200, await self._answer(self._service, source, body), _JSON)
+        reply = await self._answer(self._service, source, body)
+        entry.num_inputs = reply.num_inputs
+        entry.usage = Usage(reply.num_tokens, 0, reply.num_tokens, PromptTokensDetails(0))
+        self._service.metrics.embedded(reply.num_inputs, reply.num_tokens)
+        await exchange.send_json(200, reply.body, _JSON)
 
 
-async def embed(service: Service, source: VectorSource, body: bytes) -> bytes:
+async def embed(service: Service, source: VectorSource, body: bytes) -> Reply:
     """The answer of `/v1/embeddings`. Raises `ApiError`."""
     if source.model.can_rank:
         raise ApiError(400, "this worker's model ranks documents: it serves no embeddings", code="unsupported_model")
@@ -77,10 +100,10 @@ async def embed(service: Service, source: VectorSource, body: bytes) -> bytes:
     rows = await source.vectors(inputs)
     as_base64 = request.encoding_format == "base64"
     data = [Embedding(index, _base64(row) if as_base64 else row.tolist()) for index, row in enumerate(rows)]
-    return encode_json(EmbeddingsAnswer(data, service.settings.name, _usage(inputs)))
+    return _reply(EmbeddingsAnswer(data, service.settings.name, _usage(inputs)), len(data))
 
 
-async def rerank(service: Service, source: VectorSource, body: bytes) -> bytes:
+async def rerank(service: Service, source: VectorSource, body: bytes) -> Reply:
     """The answer of `/v1/rerank`. Raises `ApiError`."""
 
     def read() -> tuple[RerankRequest, Inputs, list[str]]:
@@ -101,10 +124,10 @@ async def rerank(service: Service, source: VectorSource, body: bytes) -> bytes:
     results = [
         RankedDocument(index, float(scores[index]), Document(text=texts[index]) if shows else None) for index in wanted
     ]
-    return encode_json(RerankAnswer(_id("rerank-"), service.settings.name, results, _usage(inputs)))
+    return _reply(RerankAnswer(_id("rerank-"), service.settings.name, results, _usage(inputs)), len(texts))
 
 
-async def score(service: Service, source: VectorSource, body: bytes) -> bytes:
+async def score(service: Service, source: VectorSource, body: bytes) -> Reply:
     """The answer of `/v1/score`. Raises `ApiError`."""
 
     def read() -> Inputs:
@@ -114,7 +137,7 @@ async def score(service: Service, source: VectorSource, body: bytes) -> bytes:
 
     inputs = await service.prepare(read)
     data = [Score(index, float(found)) for index, found in enumerate(await source.scores(inputs))]
-    return encode_json(ScoreAnswer(_id("score-"), int(time.time()), service.settings.name, data, _usage(inputs)))
+    return _reply(ScoreAnswer(_id("score-"), int(time.time()), service.settings.name, data, _usage(inputs)), len(data))
 
 
 def _check_embeddings(request: EmbeddingsRequest, dimensions: int) -> None:
@@ -148,6 +171,10 @@ def _base64(row: Floats) -> str:
 def _usage(inputs: Sequence[Sequence[int]]) -> EmbeddingUsage:
     total = sum(map(len, inputs))
     return EmbeddingUsage(total, total)
+
+
+def _reply(answer: EmbeddingsAnswer | RerankAnswer | ScoreAnswer, num_inputs: int) -> Reply:
+    return Reply(encode_json(answer), num_inputs, answer.usage.total_tokens)
 
 
 def _id(prefix: str) -> str:

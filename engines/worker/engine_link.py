@@ -12,6 +12,7 @@ from collections.abc import Callable
 from engines.core.admission import Refusal
 from engines.core.engine import Engine
 from engines.core.sequence import GenerateRequest, SequenceDelta
+from engines.worker.no_engine import NoEngine
 
 Arrive = Callable[[SequenceDelta], None]
 
@@ -19,7 +20,7 @@ Arrive = Callable[[SequenceDelta], None]
 class EngineLink:
     """An engine as seen from one event loop. Used on the loop, but for `_deliver`."""
 
-    def __init__(self, engine: Engine, loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, engine: Engine | NoEngine, loop: asyncio.AbstractEventLoop) -> None:
         self._engine = engine
         self._loop = loop
         self._arrivals: dict[str, Arrive] = {}

@@ -4,7 +4,6 @@ Both surfaces go this way. Whatever happens on it, leaving the blocks gives back
 that a drain waits for, and the entry that becomes metric and log line.
 """
 
-import re
 import time
 import uuid
 from dataclasses import replace
@@ -13,17 +12,15 @@ from starlette.types import Receive, Scope, Send
 
 from engines.core.grammar import Grammar
 from engines.core.sequence import GenerateRequest
-from engines.worker.bounds import REQUEST_ID
 from engines.worker.choice import Choice, Piece
 from engines.worker.errors import ApiError
 from engines.worker.exchange import ClientGone, Exchange
 from engines.worker.generation import Generation
-from engines.worker.request_log import RequestEntry
+from engines.worker.request_log import RequestEntry, open_entry
 from engines.worker.service import Service
 from engines.worker.surface import AnswerHead, AnswerWriter, Prepared, Surface, usage_of
 from observability import logs
 
-_TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 _INT64 = 2**63
 
 
@@ -37,10 +34,11 @@ class GenerateEndpoint:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
         service, exchange = self._service, Exchange(scope, receive, send)
-        entry = self._entry(exchange)
+        entry = open_entry(exchange, self._surface.name, service.clock())
         with service.open_request():
             try:
                 service.check_ready()
+                service.check_generates()
                 body = await exchange.read_body(service.settings.max_body_bytes, service.settings.body_timeout_s)
                 await exchange.while_connected(self._answer(exchange, body, entry))
                 entry.complete()
@@ -52,13 +50,6 @@ class GenerateEndpoint:
             finally:
                 service.metrics.ended(entry.outcome)
                 entry.write(logs.get(), service.clock())
-
-    def _entry(self, exchange: Exchange) -> RequestEntry:
-        asked = exchange.header(b"x-request-id")
-        request_id = asked if REQUEST_ID.fullmatch(asked) else uuid.uuid4().hex
-        exchange.answer_headers.append((b"x-request-id", request_id.encode()))
-        traced = _TRACEPARENT.fullmatch(exchange.header(b"traceparent"))
-        return RequestEntry(request_id, self._surface.name, self._service.clock(), trace_id=traced[1] if traced else "")
 
     async def _answer(self, exchange: Exchange, body: bytes, entry: RequestEntry) -> None:
         service = self._service

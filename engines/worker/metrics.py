@@ -6,6 +6,7 @@ scraped; only latencies and endings are counted as they happen. Labels are close
 
 from collections.abc import Callable, Iterable
 
+from msgspec import Struct
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -25,6 +26,8 @@ _GAUGES: tuple[tuple[str, str, Callable[[EngineLoad], float]], ...] = (
     ("num_requests_running", "Sequences that hold a seat.", lambda load: load.running),
     ("num_requests_waiting", "Sequences that wait for a seat.", lambda load: load.waiting),
     ("kv_cache_usage_perc", "KV cache in use by running sequences, 0 to 1.", lambda load: load.kv_used_ratio),
+    ("host_kv_bytes", "Host memory with KV that was evicted.", lambda load: load.kv_host_bytes),
+    ("host_kv_max_bytes", "Most of it.", lambda load: load.kv_host_max_bytes),
 )
 _COUNTERS: tuple[tuple[str, str, Callable[[EngineLoad], float]], ...] = (
     ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", lambda load: load.prefix_query_tokens),
@@ -36,8 +39,26 @@ _COUNTERS: tuple[tuple[str, str, Callable[[EngineLoad], float]], ...] = (
     ("bulk_lifts", "Steps with bulk in spite of the objective.", lambda load: load.bulk_lifts),
     ("spec_decode_num_draft_tokens", "Tokens guessed ahead.", lambda load: load.drafted_tokens),
     ("spec_decode_num_accepted_tokens", "Of these, found right.", lambda load: load.accepted_tokens),
+    ("host_kv_saved_tokens", "Tokens copied to host memory.", lambda load: load.kv_saved_tokens),
+    ("host_kv_restored_tokens", "Tokens copied back.", lambda load: load.kv_restored_tokens),
+    ("host_kv_discarded_tokens", "Tokens given up in host memory.", lambda load: load.kv_discarded_tokens),
     ("num_preemptions", "Sequences that lost their seat.", lambda load: load.preemptions),
 )
+
+
+_VECTOR_COUNTERS = (
+    ("embedding_requests", "Requests answered with vectors or scores."),
+    ("embedding_inputs", "Texts, or pairs of them, embedded or ranked."),
+    ("embedding_tokens", "Tokens of these."),
+)
+
+
+class VectorCounts(Struct, frozen=True):
+    """What was embedded or ranked so far."""
+
+    requests: int = 0
+    inputs: int = 0
+    tokens: int = 0
 
 
 class WorkerMetrics:
@@ -67,6 +88,11 @@ class WorkerMetrics:
             f"{_PREFIX}requests", "Requests by how they ended.", (*_LABELS, "outcome"), registry=self._registry
         )
         self._outcomes = {outcome: outcomes.labels(*labels, outcome.value) for outcome in Outcome}
+        self._vectors = [
+            Counter(f"{_PREFIX}{name}", text, _LABELS, registry=self._registry).labels(*labels)
+            for name, text in _VECTOR_COUNTERS
+        ]
+        self.num_vectors = VectorCounts()
         self._alias = CollectorRegistry()
         if vllm_names:
             self._alias.register(_Renamed(self._registry))
@@ -83,6 +109,14 @@ class WorkerMetrics:
     def ended(self, outcome: Outcome) -> None:
         """A request ended."""
         self._outcomes[outcome].inc()
+
+    def embedded(self, num_inputs: int, num_tokens: int) -> None:
+        """A request was answered with vectors or scores."""
+        added = (1, num_inputs, num_tokens)
+        before = self.num_vectors
+        self.num_vectors = VectorCounts(before.requests + 1, before.inputs + num_inputs, before.tokens + num_tokens)
+        for counter, number in zip(self._vectors, added, strict=True):
+            counter.inc(number)
 
     def exposition(self) -> bytes:
         """All of it in Prometheus' text format."""
@@ -114,6 +148,7 @@ class _EngineCollector(Collector):
             counter.add_metric(self._labels, value(load))
             yield counter
         yield from self._lanes(load)
+        yield self._hits_by_medium(load)
         yield self._step_cost(load.step_cost)
         info = GaugeMetricFamily(f"{_PREFIX}cache_config_info", "The KV cache.", labels=(*_LABELS, *self._config))
         info.add_metric((*self._labels, *self._config.values()), 1)
@@ -128,6 +163,14 @@ class _EngineCollector(Collector):
             for lane in Lane:
                 gauge.add_metric((*self._labels, lane.value), counts.of(lane))
             yield gauge
+
+    def _hits_by_medium(self, load: EngineLoad) -> Metric:
+        text = "Prompt tokens found in the prefix cache, by where they lay."
+        counter = CounterMetricFamily(f"{_PREFIX}prefix_cache_hits_by_medium", text, labels=(*_LABELS, "medium"))
+        on_device = load.prefix_hit_tokens - load.prefix_host_hit_tokens
+        for medium, tokens in (("device", on_device), ("host", load.prefix_host_hit_tokens)):
+            counter.add_metric((*self._labels, medium), tokens)
+        return counter
 
     def _step_cost(self, cost: StepCost) -> Metric:
         text = "What a step takes: its base, and what a decoded row and a prefill token add."

@@ -3,6 +3,8 @@
 Outcomes are a closed set, since they label a metric too.
 """
 
+import re
+import uuid
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -10,7 +12,11 @@ from typing import Any
 import structlog
 
 from engines.worker.answers import Usage
+from engines.worker.bounds import REQUEST_ID
 from engines.worker.errors import ApiError
+from engines.worker.exchange import Exchange
+
+_TRACEPARENT = re.compile(r"00-(?!0{32})([0-9a-f]{32})-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
 
 
 class Outcome(Enum):
@@ -32,7 +38,10 @@ class Outcome(Enum):
 
 @dataclass(slots=True)
 class RequestEntry:
-    """One request on its way. `outcome` starts as a failure: whatever forgets to say otherwise has failed."""
+    """One request on its way. `outcome` starts as a failure: whatever forgets to say otherwise has failed.
+
+    `num_choices`: answers asked for; `num_inputs`: texts, or pairs of them, to embed or to rank.
+    """
 
     request_id: str
     surface: str
@@ -43,6 +52,7 @@ class RequestEntry:
     code: str | None = None
     is_streaming: bool = False
     num_choices: int = 0
+    num_inputs: int = 0
     lane: str = ""
     usage: Usage | None = None
     ttft_s: float | None = None
@@ -72,6 +82,8 @@ class RequestEntry:
             "duration_s": round(now - self.arrival, 6),
             "ttft_s": None if self.ttft_s is None else round(self.ttft_s, 6),
         }
+        if self.num_inputs:
+            fields["num_inputs"] = self.num_inputs
         if self.code is not None:
             fields["code"] = self.code
         if self.trace_id:
@@ -81,3 +93,12 @@ class RequestEntry:
             fields["cached_tokens"] = self.usage.prompt_tokens_details.cached_tokens
             fields["completion_tokens"] = self.usage.completion_tokens
         log.debug("request.finished", **fields)  # the gateway has the line that an operator reads
+
+
+def open_entry(exchange: Exchange, surface: str, now: float) -> RequestEntry:
+    """The entry of a request that has just arrived; its id, the client's or a new one, goes into the answer."""
+    asked = exchange.header(b"x-request-id")
+    request_id = asked if REQUEST_ID.fullmatch(asked) else uuid.uuid4().hex
+    exchange.answer_headers.append((b"x-request-id", request_id.encode()))
+    traced = _TRACEPARENT.fullmatch(exchange.header(b"traceparent"))
+    return RequestEntry(request_id, surface, now, trace_id=traced[1] if traced else "")

@@ -17,7 +17,7 @@ from engines.worker.completions import CompletionSurface
 from engines.worker.composed_grammars import AfterReasoning, EitherGrammar
 from engines.worker.constraints import Constraint
 from engines.worker.engine_link import EngineLink
-from engines.worker.errors import invalid, unavailable
+from engines.worker.errors import ApiError, invalid, unavailable
 from engines.worker.family import family_of
 from engines.worker.generation import Generation
 from engines.worker.grammars import GrammarCompiler, GrammarError
@@ -47,12 +47,12 @@ class Service:
         self.clock = clock
         self.started_at = int(time.time())
         self.link = EngineLink(loaded.engine, loop)
-        self.prompts = PromptBuilder(model, vocab_size, loaded.settings.max_sequence_tokens, adds_bos=loaded.adds_bos)
+        self.prompts = PromptBuilder(model, vocab_size, loaded.max_tokens, adds_bos=loaded.adds_bos)
         self.metrics = WorkerMetrics(
             settings.name,
             loaded.engine.load,
-            block_size=loaded.settings.block_size,
-            num_blocks=loaded.settings.num_blocks,
+            block_size=loaded.block_size,
+            num_blocks=loaded.num_blocks,
             vllm_names=settings.vllm_metric_names,
         )
         self.family = family_of(model, vocab_size, settings.tool_format, settings.reasoning_format)
@@ -94,6 +94,13 @@ class Service:
             raise unavailable("the engine is not healthy", code="unhealthy", retry_after_s=10)
         if self.loaded.engine.is_full():
             raise unavailable("the request queue is full", code="queue_full")
+
+    def check_generates(self) -> None:
+        """Raise `ApiError` 400 where the model only embeds or ranks."""
+        if not self.loaded.generates:
+            does = "ranks documents" if self.vectors is not None and self.vectors.model.can_rank else "embeds texts"
+            sentence = f"this worker's model {does}: it generates no text"
+            raise ApiError(400, sentence, param="model", code="unsupported_model")
 
     async def prepare(self, work: Callable[[], ResultT]) -> ResultT:
         """`work` done in a thread. Raises `ApiError` 503 when too much of it is waiting already."""
@@ -160,9 +167,9 @@ class Service:
 
     def close(self) -> None:
         """End the engine's thread and give the device back. Takes up to a step."""
-        self.loaded.close()
         if self.vectors is not None:
             self.vectors.close()
+        self.loaded.close()
         self._grammars.close()
         self._pool.shutdown(wait=False, cancel_futures=True)
 
@@ -185,8 +192,9 @@ class Service:
 
 def _fingerprint(loaded: LoadedEngine, settings: WorkerSettings) -> str:
     """Of all that a seed's answer depends on besides the request: model, its template, and how it is run."""
-    model, bounds = loaded.model, loaded.settings
-    told = (settings.engine, settings.name, model.name, loaded.vocab_size, model.chat_template, bounds.context_tokens)
+    model = loaded.model
+    context_tokens = loaded.settings.context_tokens if loaded.settings is not None else loaded.max_tokens
+    told = (settings.engine, settings.name, model.name, loaded.vocab_size, model.chat_template, context_tokens)
     return f"fp_{hashlib.sha256(repr(told).encode(errors='replace')).hexdigest()[:10]}"
 
 

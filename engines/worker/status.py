@@ -10,6 +10,7 @@ from starlette.routing import Route
 from engines.step_cost import StepCost
 from engines.worker.answers import encode_json
 from engines.worker.errors import ApiError
+from engines.worker.metrics import VectorCounts
 from engines.worker.service import Service
 from engines.worker.surface import check_model
 from policies.lane import Lane
@@ -25,10 +26,29 @@ class LaneLoad(Struct):
     waiting: int
 
 
+class HostKvLoad(Struct):
+    """KV in host memory. Counters of tokens: copied there, back, and given up there."""
+
+    bytes: int
+    max_bytes: int
+    saved_tokens: int
+    restored_tokens: int
+    discarded_tokens: int
+
+
+class SpeculationLoad(Struct):
+    """Tokens guessed ahead, and found right."""
+
+    drafted_tokens: int
+    accepted_tokens: int
+
+
 class LoadAnswer(Struct):
     """How busy the worker is. `server_load` is vLLM's name for open requests; sequences are `running` or `waiting`.
 
-    `step_cost`: what the worker has learned of its steps' time. `bulk_rows_left_out`, `bulk_lifts`: counters.
+    `step_cost`: what the worker has learned of its steps' time. `host_kv`, `speculation` and `vectors`: what was done
+    so far, beside what host memory holds now. `bulk_rows_left_out`, `bulk_lifts`: counters. `kv_tokens`, `max_seqs`: 0
+    for a model that generates nothing.
     """
 
     server_load: int
@@ -46,6 +66,9 @@ class LoadAnswer(Struct):
     bulk_rows_left_out: int
     bulk_lifts: int
     evictions: int
+    host_kv: HostKvLoad
+    speculation: SpeculationLoad
+    vectors: VectorCounts
     faults: int
     is_draining: bool
 
@@ -60,12 +83,13 @@ class KvEventSource(Struct):
 
 
 class ModelCard(Struct):
-    """vLLM's description of a served model."""
+    """vLLM's description of a served model, and `tasks`, what it does, by vLLM's names for that."""
 
     id: str
     created: int
     max_model_len: int
     root: str
+    tasks: list[str]
     object: str = "model"
     owned_by: str = "warmlane"
     parent: None = None
@@ -105,15 +129,15 @@ def _health(service: Service) -> Response:
 
 def _load(service: Service) -> Response:
     load = service.loaded.engine.load()
-    settings = service.loaded.settings
+    loaded = service.loaded
     answer = LoadAnswer(
         server_load=service.num_requests,
         running=load.running,
         waiting=load.waiting,
         kv_used_ratio=load.kv_used_ratio,
         kv_cached_ratio=load.kv_cached_ratio,
-        kv_tokens=settings.num_blocks * settings.block_size,
-        max_seqs=settings.max_seqs,
+        kv_tokens=loaded.num_blocks * loaded.block_size,
+        max_seqs=loaded.max_seqs,
         step_s=load.step_s,
         step_cost=load.step_cost,
         lanes={lane.value: LaneLoad(load.running_by_lane.of(lane), load.waiting_by_lane.of(lane)) for lane in Lane},
@@ -122,6 +146,15 @@ def _load(service: Service) -> Response:
         bulk_rows_left_out=load.bulk_rows_left_out,
         bulk_lifts=load.bulk_lifts,
         evictions=load.evictions,
+        host_kv=HostKvLoad(
+            load.kv_host_bytes,
+            load.kv_host_max_bytes,
+            load.kv_saved_tokens,
+            load.kv_restored_tokens,
+            load.kv_discarded_tokens,
+        ),
+        speculation=SpeculationLoad(load.drafted_tokens, load.accepted_tokens),
+        vectors=service.metrics.num_vectors,
         faults=load.faults,
         is_draining=service.is_draining,
     )
@@ -139,7 +172,14 @@ def _kv_event_sources(service: Service) -> Response:
 
 def _card(service: Service) -> ModelCard:
     name = service.settings.name
-    return ModelCard(name, service.started_at, service.prompts.max_tokens, name)
+    return ModelCard(name, service.started_at, service.prompts.max_tokens, name, _tasks(service))
+
+
+def _tasks(service: Service) -> list[str]:
+    tasks = ["generate"] if service.loaded.generates else []
+    if service.vectors is not None:
+        tasks += ["score"] if service.vectors.model.can_rank else ["embed", "score"]
+    return tasks
 
 
 def _models(service: Service) -> Response:

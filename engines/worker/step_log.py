@@ -3,11 +3,13 @@
 Lengths and lanes only, never tokens: they are somebody's words. Written in the engine's thread.
 """
 
+from collections import Counter
 from pathlib import Path
 
 import msgspec
 
 from engines.core.outlook import StepRecord
+from engines.core.plan import Restore, Save
 
 _MAX_BYTES = 64 << 20  # of a file; chosen: some 100,000 steps
 
@@ -23,7 +25,11 @@ class LoggedRow(msgspec.Struct):
 
 
 class LoggedStep(msgspec.Struct):
-    """A line. Seconds and counts as in `StepOutlook`; `cost`: base, per row, per prefill token, as believed before."""
+    """A line. Seconds and counts as in `StepOutlook`; `cost`: base, per row, per prefill token, as believed before.
+
+    `memory`: operations before the rows, by kind (fork, truncate, save, restore, discard), those there are;
+    `saved_tokens`, `restored_tokens`: what was copied.
+    """
 
     step: int
     rows: list[LoggedRow]
@@ -34,6 +40,10 @@ class LoggedStep(msgspec.Struct):
     bulk_left_out: int
     is_lifted: bool
     seconds: float
+    memory: dict[str, int] = {}
+    saved_tokens: int = 0
+    restored_tokens: int = 0
+    copy_s: float = 0.0
 
 
 class StepLog:
@@ -87,4 +97,8 @@ def _logged(record: StepRecord) -> LoggedStep:
         bulk_left_out=outlook.bulk_left_out,
         is_lifted=outlook.is_lifted,
         seconds=record.seconds,
+        memory=dict(Counter(type(operation).__name__.lower() for operation in plan.memory)),
+        saved_tokens=sum(operation.num_tokens for operation in plan.memory if isinstance(operation, Save)),
+        restored_tokens=sum(operation.num_tokens for operation in plan.memory if isinstance(operation, Restore)),
+        copy_s=outlook.copy_s,
     )

@@ -76,8 +76,11 @@ def detokenize(service: Service, body: bytes) -> bytes:
 def _tokens(service: Service, request: TokenizeRequest) -> Tokens:
     if (request.prompt is None) == (request.messages is None):
         raise invalid("prompt", "exactly one of `prompt` and `messages` is needed")
+    adds_special = request.add_special_tokens is not False
+    if request.prompt is not None and adds_special and not service.loaded.generates and service.vectors is not None:
+        return tuple(service.vectors.read_inputs(request.prompt)[0])
     if request.prompt is not None:
-        return service.prompts.text(request.prompt, adds_special=request.add_special_tokens is not False)
+        return service.prompts.text(request.prompt, adds_special=adds_special)
     extras = ChatExtras(
         tools=request.tools or (), documents=request.documents or (), variables=request.chat_template_kwargs or {}
     )

@@ -11,7 +11,7 @@ import typer
 
 from gateway.admin.asking import Item, Listing, Report, asking
 from gateway.admin.audit_commands import audit
-from gateway.admin.connection import AdminClient, NotFound
+from gateway.admin.connection import AdminClient, CommandFailed, NotFound
 from gateway.admin.limit_commands import limits
 from gateway.admin.names import ORGANIZATION, PROJECT, Kind, find_id
 from gateway.admin.options import a_name, choice, key_id, one_word, segment, words
@@ -28,6 +28,7 @@ replica = typer.Typer(help="Replicas: the engines behind the gateway.", no_args_
 _SECONDS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 _MOST_S = 100 * 366 * 86400
 _KEY_COLUMNS = ("id", "name", "project_id", "max_lane", "roles", "state")
+_PROJECT_KEY_COLUMNS = ("id", "name", "max_lane", "roles", "state", "last_used_at")
 _REPLICA_COLUMNS = ("name", "model", "engine", "state", "seats", "running")
 _SHOWN_ONCE = "the secret is shown only this once: keep it now"
 _MEMORY_ONLY = (
@@ -187,11 +188,12 @@ def list_keys(
         str | None, typer.Option("--project", help="Only those of this project, a name or id.")
     ] = None,
 ) -> Listing:
-    """List keys, revoked ones too. Prefixes and times: with --json."""
+    """List keys, revoked ones too; with --project also when each was last used. Prefixes and all times: with --json."""
     within = {"project_id": find_id(client, PROJECT, project_given)} if project_given is not None else None
     keys, now = client.list_all("/keys", within), time.time()
     rows = [{**one, "state": key_state(one, now)} for one in keys]
-    return Listing(keys, _KEY_COLUMNS, empty="there are no keys", rows=rows)
+    columns = _KEY_COLUMNS if within is None else _PROJECT_KEY_COLUMNS
+    return Listing(keys, columns, empty="there are no keys", rows=rows)
 
 
 def key_state(fields: dict[str, Any], now: float) -> str:
@@ -264,8 +266,21 @@ def receipt(
     ],
 ) -> Report:
     """Show why a request went where it went."""
+    request = request_of(request_id)
     try:
-        found = client.ask("GET", f"/requests/{segment(request_of(request_id))}/receipt")
+        found = client.ask("GET", f"/requests/{segment(request)}/receipt")
     except NotFound as unknown:
-        raise NotFound(f"{unknown}; {_MEMORY_ONLY}") from unknown
+        raise NotFound(_without_receipt(client, request) or f"{unknown}; {_MEMORY_ONLY}") from unknown
     return candidates_report(found)
+
+
+def _without_receipt(client: AdminClient, request: str) -> str:
+    """Why a request has none, as the ledger knows it; empty if it had a replica, or is not known there."""
+    try:
+        row = client.ask("GET", f"/usage/requests/{segment(request)}")
+    except CommandFailed:
+        return ""
+    if row.get("attempts") != 0:
+        return ""
+    why = row.get("limit") or row.get("reason") or "no reason was kept"
+    return f"{request} has no receipt: it was never sent to a replica; it ended as {row['outcome']} ({row['status']}, {why})"

@@ -166,12 +166,17 @@ def _organizations(claims: Mapping[str, Any], section: AdminSection) -> list[str
 
 
 def _claim(claims: Mapping[str, Any], name: str) -> Any:
-    """What a claim says, `_ABSENT` if it is not there. A name with dots is one claim, else a path."""
+    """What a claim says, `_ABSENT` if it is not there. A name with dots is one claim, else a path.
+
+    Where a path leads through something that holds no names (a list, null), the claim is there and says nothing.
+    """
     if name in claims:
         return claims[name]
     value: Any = claims
     for part in name.split("."):
-        value = value.get(part, _ABSENT) if isinstance(value, Mapping) else _ABSENT
+        if value is _ABSENT:
+            return _ABSENT
+        value = value.get(part, _ABSENT) if isinstance(value, Mapping) else None
     return value
 
 

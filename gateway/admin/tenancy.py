@@ -5,7 +5,7 @@ from collections.abc import Awaitable
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.admin.access import Subject, caller_of, check_place
+from gateway.admin.access import Caller, Subject, caller_of, check_hand_out, check_place
 from gateway.admin.applied import APPLIED_HEADER, Applied
 from gateway.admin.endpoints import Endpoint, read_bounded, read_flag, read_page, reply
 from gateway.admin.own_pages import own_page, unknown
@@ -22,7 +22,7 @@ from gateway.admin.wire import (
 from gateway.errors import ClientError
 from policies.limits import LimitsDocument, LimitsError, encode_limits, parse_limits
 from policies.roles import EVERYWHERE, Action, Place
-from policies.store import Deleted, Level, NotEmpty, Organization, Page, Project, Store, UnknownId
+from policies.store import MAX_PAGE, Deleted, Level, NotEmpty, Organization, Page, Project, Store, UnknownId
 
 __all__ = ["APPLIED_HEADER", "Tenancy"]
 
@@ -98,9 +98,25 @@ class Tenancy:
     async def delete_project(self, request: Request) -> Response:
         """DELETE /projects/{id}: its keys are refused at once, what they have in flight ends as it would have."""
         cascade, project_id = read_flag(request, "cascade"), request.path_params["id"]
-        by = caller_of(request).author
-        deleted = await _deleted(self._store.delete_project(project_id, cascade=cascade, by=by))
+        caller = caller_of(request)
+        if cascade:
+            await self._check_keys(caller, project_id)
+        deleted = await _deleted(self._store.delete_project(project_id, cascade=cascade, by=caller.author))
         return await self._applied.answer("project.deleted", project_id, DeletedBody.of(deleted))
+
+    async def _check_keys(self, caller: Caller, project_id: str) -> None:
+        """Return if the caller may revoke every key of the project, which goes with it. Raises `ClientError` (403)."""
+        if caller.may(Action.MANAGE_ORGANIZATIONS, EVERYWHERE):
+            return
+        place = Place((await self._store.project(project_id)).organization_id, project_id)
+        after: str | None = None
+        while True:
+            page = await self._store.keys(project_id=project_id, limit=MAX_PAGE, after=after)
+            for key in page.items:
+                if key.revoked_at is None:
+                    check_hand_out(caller, key.roles, place)
+            if (after := page.next_after) is None:
+                return
 
     async def organization_limits(self, request: Request) -> Response:
         """GET /organizations/{id}/limits."""
@@ -266,5 +282,5 @@ async def _deleted(deletion: Awaitable[Deleted]) -> Deleted:
     try:
         return await deletion
     except NotEmpty as error:
-        message = f"{error}: give cascade=true to delete them too"
+        message = f"{error}: cascade=true (in the shell --cascade) deletes them too"
         raise ClientError(message, status=409, code="not_empty") from error

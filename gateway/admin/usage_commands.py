@@ -11,7 +11,7 @@ from gateway.admin.connection import AdminClient
 from gateway.admin.names import ORGANIZATION, PROJECT, Kind, find_id
 from gateway.admin.options import AsJson, Token, Url, choice, connected, words
 from gateway.admin.output import one_sentence, write_json, write_table
-from gateway.admin.usage_export import Format, export, pages
+from gateway.admin.usage_export import Format, export, format_of, pages
 from policies.ledger import Group
 
 usage = typer.Typer(
@@ -63,7 +63,7 @@ def show_usage(
 
 def _shown(row: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
     counts = {_heading(name): row[name] for name in _COUNTS}
-    return counts | {"group": row["group"], "name": names.get(row["group"]), "cost_usd": f"{row['cost_usd']:.6f}"}
+    return counts | {"group": row["group"] or None, "name": names.get(row["group"]), "cost_usd": f"{row['cost_usd']:.6f}"}
 
 
 def _heading(name: str) -> str:
@@ -76,7 +76,15 @@ def _heading(name: str) -> str:
 def export_usage(
     *,
     out: Annotated[Path, typer.Option("--out", help="The file to write.", dir_okay=False)],
-    kind: Annotated[Format, typer.Option("--format", help="What to write.")] = Format.CSV,
+    kind: Annotated[
+        Format | None,
+        typer.Option(
+            "--format",
+            parser=choice(Format),
+            metavar="NAME",
+            help=f"{words(Format)}; by default what the file's name ends in, else csv.",
+        ),
+    ] = None,
     since: From = None,
     until: To = None,
     project: ProjectOption = None,
@@ -91,7 +99,7 @@ def export_usage(
         query = _query(client, project, organization, since=since, until=until, model=model)
         expected = sum(row["requests"] for row in client.list_all("/usage", {**query, "group_by": "day"}))
         task = progress.add_task(f"writing {out.name}", total=expected)
-        num_rows = export(pages(client, query), out, kind, lambda rows: progress.advance(task, rows))
+        num_rows = export(pages(client, query), out, kind or format_of(out), lambda rows: progress.advance(task, rows))
     if as_json:
         return write_json({"file": str(out), "rows": num_rows})
     return typer.echo(f"{num_rows} request{' is' if num_rows == 1 else 's are'} in {out}")

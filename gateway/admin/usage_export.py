@@ -45,6 +45,11 @@ class Format(Enum):
     PARQUET = "parquet"
 
 
+def format_of(out: Path) -> Format:
+    """What the file's name says."""
+    return Format.PARQUET if out.suffix.lower() == ".parquet" else Format.CSV
+
+
 def pages(client: AdminClient, query: dict[str, Any]) -> Iterator[Rows]:
     """The requests, a page at a time."""
     after: str | None = None

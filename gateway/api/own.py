@@ -48,10 +48,17 @@ class OwnLimit(Struct, frozen=True):
 
 
 class OwnLimits(Struct, frozen=True):
-    """Every limit of the project and its organisation, and what may be asked for. `models`: null for all."""
+    """Every limit of the project and its organisation, and what may be asked for. `models`, `surfaces`: null for all.
+
+    `batch_cap`: seats in one replica's batch by lane, which refuse nothing. `time_zone`: whose days and months count.
+    """
 
     data: list[OwnLimit]
     models: list[str] | None
+    surfaces: list[str] | None
+    batch_cap: dict[Lane, int]
+    weight: float
+    time_zone: str
     max_lane: Lane
     default_lane: Lane
 
@@ -122,8 +129,16 @@ class Own:
         """GET /v1/limits: as enforced by this gateway process at this moment."""
         standings = self._quotas.standings(tenant, Moment(self._clock(), self._unix()))
         limits = tenant.limits
-        models = None if limits.models is None else sorted(limits.models)
-        return OwnLimits([_limit(one) for one in standings], models, limits.max_lane, limits.default_lane)
+        return OwnLimits(
+            data=[_limit(one) for one in standings],
+            models=None if limits.models is None else sorted(limits.models),
+            surfaces=None if limits.surfaces is None else sorted(limits.surfaces),
+            batch_cap=limits.batch_cap or {},
+            weight=limits.weight,
+            time_zone=limits.time_zone,
+            max_lane=limits.max_lane,
+            default_lane=limits.default_lane,
+        )
 
     async def usage(self, request: Request, tenant: Tenant) -> Struct:
         """GET /v1/usage: as the admin plane's, of this project alone; by day if nothing else is asked for."""

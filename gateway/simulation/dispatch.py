@@ -63,24 +63,31 @@ class Usage:
 class Dispatch:
     """One model's queue over one router. `service`: what every flow was charged, and when."""
 
-    def __init__(self, model: str, router: Router, settings: GatewaySettings | None = None) -> None:
+    def __init__(
+        self, model: str, router: Router, settings: GatewaySettings | None = None, rules: MarketRules | None = None
+    ) -> None:
         self.settings = settings or GatewaySettings()
         self.router = router
         fair = FairQueue(self.settings.fair)
         self.caps = Caps(on_give_back=fair.wake_flow)
-        saturation = Saturation(SaturationSettings())
-        self.queue = ModelQueue(model, router, self.caps, queue=fair, saturation=saturation, rules=MarketRules())
+        saturation, rules = Saturation(SaturationSettings()), rules or MarketRules()
+        self.queue = ModelQueue(model, router, self.caps, queue=fair, saturation=saturation, rules=rules)
         self.service = ServiceLog()
         self._outputs = OutputEstimates()
 
     def enter(self, request: SimulatedRequest, ticket: object, now: float) -> Entry:
         """Let a request wait. `ticket`: what the caller wants to find in its turn. Then `turns`, then `turned_away`."""
-        rule = self.settings.tenants.get(request.tenant, _USUAL)
         key = key_of(request.prompt, self.queue.model, request.tenant)
         query = RouteQuery(self.queue.model, key, request.lane, request.tenant, request.answer.num_tokens)
-        waiting = Waiting(query, rule.caps.get(request.lane, NO_CAPS), ticket=ticket)
-        expected = self._outputs.expected(request.tenant, request.lane)
-        entry = Entry(request.tenant, request.lane, waiting, weight=rule.weight, output_tokens=expected)
+        return self.wait(query, ticket, now)
+
+    def wait(self, query: RouteQuery, ticket: object, now: float) -> Entry:
+        """The same for a request whose prompt is no text."""
+        tenant, lane = query.project_id, query.lane
+        rule = self.settings.tenants.get(tenant, _USUAL)
+        waiting = Waiting(query, rule.caps.get(lane, NO_CAPS), ticket=ticket)
+        expected = self._outputs.expected(tenant, lane)
+        entry = Entry(tenant, lane, waiting, weight=rule.weight, output_tokens=expected)
         self.queue.enter(entry, now)
         return entry
 

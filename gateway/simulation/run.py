@@ -82,23 +82,24 @@ def build(
         SimulatedReplica(_name(number), fleet.engine, speed=fleet.speeds[number] if fleet.speeds else 1.0)
         for number in range(fleet.num_replicas)
     )
-    router = Router(_pool(fleet), TokenRatios())
+    names = [replica.name for replica in replicas]
+    router = Router(pool_of(fleet, names), TokenRatios())
     return Simulation(replicas, Dispatch(MODEL, router, gateway), sources, window, hop_s=run.hop_s)
 
 
-def _pool(fleet: FleetSettings) -> ReplicaPool:
+def pool_of(fleet: FleetSettings, names: Sequence[str], *, kv_tokens: int | None = None) -> ReplicaPool:
+    """A gateway's view of the fleet, ready. `kv_tokens`: what it is told of each replica's KV; None: the truth."""
     pool = ReplicaPool(PoolSettings(reserved_seats=fleet.reserved_seats))
-    for number in range(fleet.num_replicas):
-        kv_tokens = fleet.engine.scheduler.kv_tokens
+    for name in names:
         spec = ReplicaSpec(
-            _name(number),
+            name,
             MODEL,
             engine="warmlane",
-            url=_name(number),
+            url=name,
             seats=fleet.seats,
             bulk_seats=fleet.bulk_seats,
             capabilities=WarmlaneAdapter.capabilities,
-            kv_tokens=kv_tokens,
+            kv_tokens=kv_tokens or fleet.engine.scheduler.kv_tokens,
         )
         pool.upsert(spec, 0.0)
         pool.move(spec.name, ReplicaState.READY)

@@ -31,6 +31,7 @@ from engines.core.sequence import GenerateRequest, SamplingParams
 from engines.gguf.abi import LibraryMismatch
 from engines.gguf.library import Library, open_library
 from engines.gguf.model import GgufModel
+from engines.gguf.passing_thread import in_passing_thread
 from engines.gguf.runner import GgufRunner, RunnerSettings
 from engines.launch.demo_model import ensure_demo_model
 
@@ -118,18 +119,37 @@ class Ours:
 
 def measure(model: GgufModel, num_rows: int, threads: int, rounds: int, num_tokens: int) -> dict[str, float]:
     """Medians of one batch size, in milliseconds a step, and ours over theirs."""
-    with contextlib.ExitStack() as stack:
-        bare = stack.enter_context(contextlib.closing(Bare(model, num_rows, threads)))
-        ours = stack.enter_context(contextlib.closing(Ours(model, num_rows, threads)))
-        seconds: dict[str, list[float]] = {"bare": [], "ours": []}
-        ways: dict[str, Callable[[int], list[float]]] = {"bare": bare.steps, "ours": ours.steps}
-        for number in range(rounds):
-            for name in sorted(ways, reverse=number % 2 == 1):
-                seconds[name] += ways[name](num_tokens)
-        prefill_s = min(bare.prefill() for _ in range(3)) if num_rows == 1 else 0.0
+    seconds: dict[str, list[float]] = {"bare": [], "ours": []}
+    for number in range(rounds):
+        for name in sorted(seconds, reverse=number % 2 == 1):
+            seconds[name] += _WAYS[name](model, num_rows, threads, num_tokens)
+    prefill_s = in_passing_thread(lambda: _prefill(model, threads)) if num_rows == 1 else 0.0
     medians = {f"{name}_ms": statistics.median(values) * 1e3 for name, values in seconds.items()}
     result = {**medians, "ratio": medians["ours_ms"] / medians["bare_ms"]}
     return {**result, "prefill_tokens_per_s": _PREFILL_TOKENS / prefill_s} if prefill_s else result
+
+
+def _bare(model: GgufModel, num_rows: int, threads: int, num_tokens: int) -> list[float]:
+    """In a thread that ends: compute threads of one side would slow the other (engines/gguf/passing_thread.py)."""
+
+    def run() -> list[float]:
+        with contextlib.closing(Bare(model, num_rows, threads)) as bare:
+            return bare.steps(num_tokens)
+
+    return in_passing_thread(run)
+
+
+def _ours(model: GgufModel, num_rows: int, threads: int, num_tokens: int) -> list[float]:
+    with contextlib.closing(in_passing_thread(lambda: Ours(model, num_rows, threads))) as ours:
+        return ours.steps(num_tokens)
+
+
+_WAYS: dict[str, Callable[[GgufModel, int, int, int], list[float]]] = {"bare": _bare, "ours": _ours}
+
+
+def _prefill(model: GgufModel, threads: int) -> float:
+    with contextlib.closing(Bare(model, 1, threads)) as bare:
+        return min(bare.prefill() for _ in range(3))
 
 
 def _prompt(row: int) -> tuple[int, ...]:
@@ -174,10 +194,10 @@ def main() -> int:
     for path in options.models or [ensure_demo_model(Path(".warmlane/models"))]:
         for library in libraries:
             model = GgufModel(path, library)
-            results[f"{library.description}: {path.stem}"] = {
-                str(rows): measure(model, rows, options.threads, options.rounds, options.tokens)
-                for rows in options.batches
-            }
+            batches = results.setdefault(f"{library.description}: {path.stem}", {})
+            for rows in options.batches:
+                batches[str(rows)] = measure(model, rows, options.threads, options.rounds, options.tokens)
+                sys.stderr.write(f"{library.description}: {path.stem}, batch {rows}: {batches[str(rows)]}\n")
     options.json.parent.mkdir(parents=True, exist_ok=True)
     options.json.write_text(json.dumps(results, indent=1))
     Console().print(_table(results))

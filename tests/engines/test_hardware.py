@@ -15,12 +15,14 @@ from engines.hardware import (
     cgroup_limits,
     cores_here,
     detect,
+    host_kv_mb_per_worker,
     parse_cpu_max,
     parse_cpuinfo,
     parse_meminfo,
     parse_memory_limit,
     parse_nvidia_smi,
     parse_sysctl,
+    spare_memory_bytes,
     threads_per_worker,
     usable_cores,
 )
@@ -127,6 +129,25 @@ def test_cores_respect_affinity_and_quota(affinity, quota, cores):
 def test_workers_share_the_cores(cores, workers, threads):
     """Two workers of two threads on two cores fell to a quarter of the speed."""
     assert threads_per_worker(cores, workers) == threads
+
+
+@pytest.mark.parametrize(
+    ("spare_gib", "workers", "megabytes"),
+    [(64, 1, 1024), (64, 16, 512), (4, 1, 512), (4, 2, 256), (0, 1, 0), (4, 0, 512)],
+)
+def test_workers_share_an_eighth_of_the_spare_memory(spare_gib, workers, megabytes):
+    """However many there are, and never more than 1 GiB each."""
+    assert host_kv_mb_per_worker(spare_gib << 30, workers) == megabytes
+
+
+def test_what_a_container_may_not_have_is_not_spare(tmp_path):
+    """The host's free memory is not ours."""
+    (tmp_path / "proc/self").mkdir(parents=True)
+    (tmp_path / "proc/self/cgroup").write_text("0::/\n")
+    (tmp_path / "sys/fs/cgroup").mkdir(parents=True)
+    (tmp_path / "sys/fs/cgroup/memory.max").write_text("1000000\n")
+    assert spare_memory_bytes(tmp_path) == 1_000_000
+    assert spare_memory_bytes(tmp_path / "nowhere") > 1_000_000
 
 
 @settings(deadline=None, max_examples=100)

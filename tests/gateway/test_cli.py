@@ -63,6 +63,7 @@ def test_the_commands_of_the_contract_exist():
         "limits",
         "replica",
         "receipt",
+        "model",
     }
 
 

@@ -7,6 +7,7 @@ import pytest
 
 from engines.hardware import Gpu, Hardware
 from gateway import doctor
+from gateway.admin_settings import AlertsSection
 from gateway.doctor import (
     check_config,
     check_hardware,
@@ -243,3 +244,13 @@ async def test_a_configuration_that_cannot_be_read_tells_nothing_of_its_models(t
     findings = await examine(Home(tmp_path / "home"), tmp_path / "none.toml", {"port": 0, "admin_port": 0})
     assert {one.check for one in findings if one.health is Health.BROKEN} == {"config"}
     assert not {"model", "workers", "plan"} & {one.check for one in findings}
+
+
+@pytest.mark.parametrize(("secret", "is_broken"), [("", True), ("short", True), ("long-enough-to-sign-with", False)])
+def test_alerts_that_nothing_can_sign_are_broken(patient, monkeypatch, secret, is_broken):
+    """A start would be refused for it."""
+    monkeypatch.setenv("HOOK_SECRET", secret)
+    alerts = AlertsSection(webhook_url="https://hooks.example.com/x", webhook_secret_env="HOOK_SECRET")
+    [found] = check_config(replace(patient, settings=patient.settings.model_copy(update={"alerts": alerts})))
+    assert found.health is (Health.BROKEN if is_broken else Health.OK)
+    assert not is_broken or "HOOK_SECRET" in found.detail

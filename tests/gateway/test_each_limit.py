@@ -113,3 +113,20 @@ async def test_a_key_only_narrows_the_lanes(launch, asked):
     assert got.status == 403
     assert "bulk" in got.error["message"]
     assert (await gateway.post(chat(), key=key)).header("x-warmlane-lane") == "bulk"
+
+
+@each_level
+async def test_a_surface_that_is_not_allowed_is_refused_by_name(launch, level):
+    """403 before anything is counted, and the team sees which it may use; the others are served as ever."""
+    gateway = await launch(models=PRICED)
+    of = gateway.project if level is Level.PROJECT else gateway.organization
+    await gateway.limit(of, json.dumps({"surfaces": ["/v1/completions"], "rpm": 5}), level)
+    got = await gateway.post(chat())
+    assert (got.status, got.code, got.error["type"]) == (403, "surface_not_allowed", "permission_error")
+    assert "/v1/chat/completions" in got.error["message"]
+    assert record_of(gateway, got).outcome == "forbidden"
+    assert gateway.engine.requests == []
+    gateway.script(answer("x"))
+    served = await gateway.post({"model": MODEL, "prompt": "hello"}, path="/v1/completions")
+    assert (served.status, served.header("x-ratelimit-remaining-requests")) == (200, "4")
+    assert (await gateway.get("/v1/limits")).json["surfaces"] == ["/v1/completions"]

@@ -2,6 +2,7 @@
 
 import pytest
 
+from gateway.admin_settings import AlertsSection
 from gateway.environment import OWN_NAMES, overlooked
 from gateway.settings import ReplicaSection, Settings
 
@@ -31,6 +32,14 @@ def test_an_unknown_name_is_said_with_what_it_may_have_meant(name, near):
     assert sentence.startswith(f"{name} is no setting of Warmlane")
     assert ("did you mean" in sentence) == (near is not None)
     assert near is None or sentence.endswith(f"did you mean {near}?")
+
+
+def test_a_name_that_the_settings_give_is_known():
+    """Where a secret is, is for the operator to say; the documents' own example begins with our prefix."""
+    alerts = AlertsSection(webhook_url="https://hooks.example.com/x", webhook_secret_env="WARMLANE_WEBHOOK_SECRET")
+    replica = REPLICA.model_copy(update={"api_key_env": "WARMLANE_FAR_KEY"})
+    environment = {"WARMLANE_WEBHOOK_SECRET": "x" * 16, "WARMLANE_FAR_KEY": "k"}
+    assert list(overlooked(Settings(alerts=alerts, replicas=(replica,)), environment)) == []
 
 
 @pytest.mark.parametrize(("environment", "is_said"), [({}, True), ({"FAR_KEY": " "}, True), ({"FAR_KEY": "k"}, False)])

@@ -374,4 +374,19 @@ class Log:
     def info(self, event, **_):
         self.told.append(event)
 
-    warning = info
+    warning = debug = info
+
+
+async def test_one_that_was_left_touches_nothing_of_its_successors(raw):
+    """Its task ends some turns later; what it still hears belongs to nobody."""
+    async with following(raw.endpoint, raw.replay_endpoint, topic="") as (old, index):
+        await subscribed(raw, old)
+        await until(lambda: old.stream.standing is Standing.COMPLETE)
+        old.leave()
+        index.mark("r", is_known=True)
+        heard = old.stream.counts.num_batches
+        await raw.send(b"t", write_sequence(0), stored(1))
+        await until(lambda: old.stream.counts.num_batches > heard)
+        assert held(index) == set()
+        assert index.is_known_of_any
+        index.forget("r")

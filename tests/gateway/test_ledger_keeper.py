@@ -126,6 +126,40 @@ async def test_a_dead_gateways_open_requests_are_charged_once(keeper, ledger, jo
     assert keeper.num_recovered == 1
 
 
+async def test_an_end_that_cannot_be_read_is_charged_as_reserved_and_counted(keeper, ledger, journal, folder):
+    """A row never vanishes in silence: once a fraction among the tokens made one do so."""
+    broken = encode(record(1)).replace(b'"charged_tokens":30', b'"charged_tokens":30.5') + b"\n"
+    journal.intend(intent(1))
+    await keeper.replay()
+    path = next(folder.iterdir())
+    with path.open("ab") as file, capture_logs() as told:
+        file.write(broken + b'{"request_id":7}\n?\n' + encode(record(2)) + b"\n")
+        file.flush()
+        await keeper.replay()
+        await keeper.replay()
+    assert keeper.num_unreadable == keeper.statistics()["ledger"]["unreadable"] == 3
+    assert ("warmlane_ledger_unreadable_total", {}, 3) in list(keeper.metrics())
+    assert [one["lines"] for one in told if one["event"] == "ledger.unreadable_lines"] == [3]
+    assert await charged(ledger) == (80, 2)
+    row = await ledger.row("req_1")
+    assert (row.recovered, row.charged_tokens, row.ended_at) == (True, 50, NOW)
+
+
+async def test_a_beginning_and_an_unreadable_end_in_one_piece_are_one_charge(keeper, ledger, journal, folder):
+    """Also where the file is read for the first time, and again after a batch was not kept."""
+    journal.intend(intent(1))
+    path = next(folder.iterdir())
+    with path.open("ab") as file:
+        file.write(encode(record(1)).replace(b'"status":200', b'"status":"200"') + b"\n")
+    failing = LedgerKeeper(folder, Failing(ledger, keeps=True), KEEP, unix=lambda: NOW)
+    with pytest.raises(StoreError):
+        await failing.replay()
+    assert failing.num_unreadable == 0
+    await failing.replay()
+    await keeper.replay()
+    assert (failing.num_unreadable, await charged(ledger)) == (1, (50, 1))
+
+
 async def test_what_goes_on_in_a_new_file_is_not_recovered_from_the_old(keeper, ledger, folder):
     """A file that is full ends, its gateway does not."""
     journal = LedgerFile(folder, "gateway-1", max_file_bytes=700)

@@ -70,6 +70,7 @@ async def teams(tmp_path):
         projects = [await store.create_project(name, organization.id) for name in ("alder", "birch")]
         secrets = [(await store.create_key(NewKey(one.id, "k")))[1].text for one in projects]
         document = b'{"rpm": 10, "usd_per_month": 2, "concurrency": {"bulk": 3}, "shadow": true, "models": ["small-a"]}'
+        document = document[:-1] + b', "surfaces": ["/v1/completions"], "batch_cap": {"bulk": 2}, "weight": 3}'
         await store.set_limits(Level.PROJECT, projects[0].id, document)
         await store.set_limits(Level.ORGANIZATION, organization.id, b'{"tokens_per_day": 1000}')
         directory = Directory(store)
@@ -207,7 +208,9 @@ async def test_limits_tell_what_is_used_and_what_is_left(teams):
     assert (answer["models"], answer["max_lane"]) == (["small-a"], "interactive")
     other = (await teams.get("/limits", team=1)).json()
     assert [(one["scope"], one["used"]) for one in other["data"]] == [("organization", 100), ("project", 0)]
-    assert other["models"] is None
+    assert (answer["surfaces"], answer["batch_cap"], answer["weight"]) == (["/v1/completions"], {"bulk": 2}, 3)
+    assert (other["models"], other["surfaces"], other["batch_cap"], other["weight"]) == (None, None, {}, 1)
+    assert (answer["time_zone"], other["time_zone"]) == ("UTC", "UTC")
     reservation.undo(moment)
 
 

@@ -134,6 +134,19 @@ async def test_a_bad_configuration_is_refused_as_a_whole(make, gateways, tmp_pat
     assert load(tmp_path / "settings.json") == settings()
 
 
+async def test_a_file_that_was_emptied_does_not_end_the_service(make, gateways, tmp_path):
+    """Read in the moment in which an editor or a full disk had left nothing in it."""
+    reloader = make(settings(replicas=[replica().model_dump()]))
+    await reloader.reload()
+    reloader._reread = settings
+    with pytest.raises(ConfigError, match="an empty file changes nothing"):
+        await reloader.reload()
+    assert reloader.settings == settings(replicas=[replica().model_dump()])
+    assert len(gateways.told) == 1
+    reloader._reread = lambda: settings(models=[{"name": "m"}])
+    assert "replicas" in (await reloader.reload()).changed, "to name none is possible, beside something else"
+
+
 async def test_a_gateway_that_does_not_take_it_brings_all_back(make, gateways, tmp_path):
     """Half of them with one configuration and half with another is worse than none."""
     reloader = make(settings(telemetry={"log_level": "debug"}))

@@ -404,6 +404,33 @@ def test_the_home_ends_with_the_first_word_of_the_user(roles, home):
     assert read(Surface.CHAT, chat(messages=messages, tools=[])).home_segments == home + 1
 
 
+@pytest.mark.parametrize("name", ["tools", "functions", "documents", "chat_template_kwargs"])
+def test_all_that_a_template_writes_into_the_prompt_is_counted(name):
+    """Else a long text would be asked about for the price of a short one, by whoever leaves before the end."""
+    plain = read(Surface.CHAT, chat())
+    longer = read(Surface.CHAT, chat(**{name: [{"text": "x" * 10_000}]}))
+    assert longer.prompt_bytes > plain.prompt_bytes + 10_000
+    assert set(plain.segments) < set(longer.segments)
+    assert longer.segments[longer.home_segments - 1] == plain.segments[plain.home_segments - 1]
+
+
+def test_documents_are_part_of_what_a_prefix_is():
+    """Two conversations about different documents share nothing, whatever they say."""
+    one, other = (read(Surface.CHAT, chat(documents=[{"text": text}])).segments for text in ("a", "b"))
+    assert one[0] != other[0]
+
+
+@pytest.mark.parametrize("prompt", ["hi", ["hi"]])
+def test_a_suffix_is_counted_too(prompt):
+    """It is read as the prompt is."""
+    body = {"model": "m", "prompt": prompt}
+    plain, longer = (
+        read(Surface.COMPLETIONS, json.dumps(fields).encode()) for fields in (body, body | {"suffix": "y" * 1000})
+    )
+    assert longer.prompt_bytes > plain.prompt_bytes + 1000
+    assert longer.segments[: len(plain.segments)] == plain.segments
+
+
 @pytest.mark.parametrize(
     ("prompt", "num"),
     [
@@ -484,11 +511,16 @@ def test_a_service_tier_asks_for_a_lane(tier, lane):
         ({}, None),
         ({"max_tokens": 5}, 5),
         ({"max_completion_tokens": 7, "max_tokens": 5}, 7),
+        ({"max_completion_tokens": 5, "max_tokens": 7}, 7),
         ({"max_tokens": 5, "n": 4}, 20),
+        ({"max_tokens": 5, "n": 4, "best_of": 6}, 30),
+        ({"max_tokens": 1, "n_predict": 100_000}, None),
+        ({"max_tokens": 1, "max_new_tokens": 100_000}, None),
+        ({"max_tokens": 1, "n_cmpl": 64}, None),
     ],
 )
 def test_the_output_is_bounded_for_all_choices_together(fields, bound):
-    """The newer name wins."""
+    """Of two names the larger holds, for engines differ; where one has a word of its own for it, nothing is known."""
     assert read(Surface.CHAT, chat(**fields)).max_output_tokens == bound
 
 

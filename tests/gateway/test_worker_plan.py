@@ -47,6 +47,23 @@ def test_configured_workers_are_taken_as_they_are(tmp_path):
     assert (third.name, third.engine, third.path, third.threads) == ("worker-3", "fake", None, 2)
 
 
+def test_workers_share_spare_memory_for_what_they_evict(tmp_path):
+    """What is set counts; the fake engine has nothing worth keeping; nobody who says what is spare leaves it to them."""
+    file = tmp_path / "x.gguf"
+    file.write_text("")
+    gguf = WorkerSection(model="m", path=str(file))
+    sections = (
+        gguf,
+        gguf.model_copy(update={"host_kv_mb": 7, "speculation": "off"}),
+        WorkerSection(model="f", engine="fake"),
+    )
+    specs = plan_workers(sections, 8, None, spare_bytes=24 << 30)
+    assert [one.host_kv_mb for one in specs] == [1024, 7, None]
+    assert [one.speculation for one in specs] == [None, "off", None]
+    assert [one.host_kv_mb for one in plan_workers(sections, 8, None, spare_bytes=3 << 30)] == [128, 7, None]
+    assert plan_workers(sections, 8, None)[0].host_kv_mb is None
+
+
 def test_a_model_file_is_served_by_two_workers(tmp_path):
     """`warmlane up --model`."""
     file = tmp_path / "My model.Q4.gguf"

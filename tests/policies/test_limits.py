@@ -1,6 +1,7 @@
 """The limits document: strict about what it takes, exact about what follows from two levels."""
 
 import contextlib
+from typing import get_args
 
 import msgspec
 import pytest
@@ -12,6 +13,7 @@ from policies.limits import (
     CLOSED,
     MAX_DOCUMENT_BYTES,
     LimitsError,
+    SurfacePath,
     effective,
     encode_limits,
     parse_limits,
@@ -76,6 +78,8 @@ def test_money_that_is_no_amount_is_refused_by_name(value):
         ("cached_token_discount", '"0.5"'),
         ("shadow", "1"),
         ("shadow", '"true"'),
+        ("surfaces[0]", '["/v1/chat"]'),
+        ("surfaces", '"/v1/completions"'),
         ("sharing_group", '""'),
         ("sharing_group", '"a/b"'),
         ("sharing_group", '"' + "a" * 65 + '"'),
@@ -84,7 +88,7 @@ def test_money_that_is_no_amount_is_refused_by_name(value):
 def test_what_is_out_of_its_bounds_is_refused_by_name(field, value):
     """What cannot be enforced as written is not stored."""
     with pytest.raises(LimitsError) as refusal:
-        doc('{"rpm": 1, "' + field + '": ' + value + "}")
+        doc('{"rpm": 1, "' + field.removesuffix("[0]") + '": ' + value + "}")
     assert refusal.value.field == field
 
 
@@ -268,6 +272,16 @@ def test_the_lowest_level_that_names_a_weight_decides(above, own, weight):
     assert effective(doc(above), doc(own)).weight == weight
 
 
+def test_only_surfaces_that_every_level_allows_remain():
+    """A project of an organisation that may chat alone must not open another surface for itself."""
+    chat, completions = "/v1/chat/completions", "/v1/completions"
+    both, own = doc(f'{{"surfaces": ["{chat}", "{completions}"]}}'), doc(f'{{"surfaces": ["{chat}"]}}')
+    assert effective(both, own).surfaces == effective(own, both).surfaces == {chat}
+    assert effective(own, doc('{"surfaces": null}')).surfaces == {chat}
+    assert effective(both, doc('{"surfaces": []}')).surfaces == frozenset()
+    assert effective(doc("{}")).surfaces is None
+
+
 @pytest.mark.parametrize(
     ("above", "own", "models"),
     [
@@ -304,7 +318,7 @@ def test_closed_limits_allow_nothing():
     """What stands in for a document that cannot be read must refuse everything."""
     assert (CLOSED.rpm, CLOSED.tpm, CLOSED.tokens_per_day, CLOSED.usd_per_month) == (0, 0, 0, 0)
     assert not CLOSED.shadow
-    assert CLOSED.models == frozenset()
+    assert CLOSED.models == CLOSED.surfaces == frozenset()
     assert set(CLOSED.concurrency.values()) == {0}
     assert len(CLOSED.concurrency) == len(Lane)
 
@@ -319,6 +333,7 @@ DOCUMENTS = st.fixed_dictionaries(
         "usd_per_month": st.none() | st.floats(0, 100),
         "concurrency": st.none() | st.dictionaries(st.sampled_from(["interactive", "standard", "bulk"]), COUNTS),
         "models": st.none() | st.lists(st.sampled_from("abc"), unique=True),
+        "surfaces": st.none() | st.lists(st.sampled_from(get_args(SurfacePath)), unique=True),
         "max_lane": st.none() | st.sampled_from(["interactive", "standard", "bulk"]),
     },
 )
@@ -334,6 +349,7 @@ def test_a_lower_level_never_widens(above, own):
         most, own_most = getattr(high, name), getattr(low, name)
         assert most is None or (own_most is not None and own_most <= most)
     assert high.models is None or (low.models is not None and low.models <= high.models)
+    assert high.surfaces is None or (low.surfaces is not None and low.surfaces <= high.surfaces)
     assert low.max_lane.is_within(high.max_lane)
     for lane, most in (high.concurrency or {}).items():
         assert low.concurrency[lane] <= most

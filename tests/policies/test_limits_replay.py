@@ -97,6 +97,8 @@ def test_models_and_lanes_are_named_too():
         "project.models": 1,
         "project.max_lane": 1,
     }
+    found = replayed([row(1)], Limits(surfaces=frozenset({"/v1/chat/completions"})))
+    assert set(found.by_limit) == {"project.surfaces"}
 
 
 def test_other_projects_use_up_what_the_organisation_shares():

@@ -344,26 +344,3 @@ class QuotaMachine(RuleBasedStateMachine):
 
 QuotaMachine.TestCase.settings = settings(deadline=None, max_examples=60, stateful_step_count=40)
 TestQuotaMachine = QuotaMachine.TestCase
-
-
-def test_only_the_part_of_this_gateway_is_admitted():
-    """P16: with four processes each admits a quarter, of requests a minute and of those in flight."""
-    quotas, team = Quotas(share=lambda limit: limit // 4), tenant(limits=Limits(rpm=8))
-    assert [isinstance(quotas.reserve(team, Lane.BULK, at(NOW)), Reservation) for _ in range(3)] == [True, True, False]
-    rejected = refused(quotas.reserve(team, Lane.BULK, at(NOW)))
-    assert (rejected.limit, rejected.retry_after_s) == (8, 61)
-    assert "8 requests in 60 seconds; 2 of them through this gateway process" in rejected.message
-    standing = quotas.headline(team, at(NOW))[0]
-    assert (standing.limit, standing.remaining) == (8, 0)
-    busy = tenant("q", limits=in_flight(4))
-    admitted(quotas.reserve(busy, Lane.INTERACTIVE, at(NOW)))
-    rejected = refused(quotas.reserve(busy, Lane.INTERACTIVE, at(NOW)))
-    assert (rejected.limit, rejected.retry_after_s) == (4, 1.0)
-    assert "1 of them through this gateway process" in rejected.message
-
-
-@pytest.mark.parametrize("limits", [Limits(rpm=3), in_flight(3)])
-def test_who_has_no_part_sends_to_another_gateway_soon(limits):
-    """Waiting is of use: another process has room, and the next connection may meet it."""
-    rejected = refused(Quotas(share=lambda limit: limit // 4).reserve(tenant(limits=limits), Lane.INTERACTIVE, at(NOW)))
-    assert (rejected.limit, rejected.retry_after_s) == (3, 1.0)

@@ -1,6 +1,7 @@
 """The store, leases and meters on a primary under Sentinel and on a Cluster: both serve as one server does."""
 
 import asyncio
+import contextlib
 import itertools
 import time
 
@@ -205,6 +206,41 @@ async def test_a_slot_that_moves_is_followed(cluster, prefix):
     await moving
     assert int(await link.call(lambda redis: redis.get(key), key=key)) == counted
     await link.close()
+
+
+async def test_a_primary_that_was_frozen_is_not_believed_when_it_is_back(redis_program, prefix):  # noqa: F811
+    """It answers as if nothing had been, until Sentinel has told it: what it is given then is thrown away.
+
+    Neither by who asked it all the while nor by who had nothing to ask.
+    """
+    with running(SentinelGroup) as group:
+        busy, idle = RedisLink(group.url), RedisLink(group.url)
+        for link in (busy, idle):
+            await link.call(lambda redis: redis.set(f"{prefix}:first", "x"))
+        group.primary.pause()
+        while group.primary_port() != group.replica.port:
+            with contextlib.suppress(StoreError):
+                await busy.call(lambda redis: redis.get(prefix))
+            await asyncio.sleep(0.02)
+        group.primary.resume()
+        for number, link in itertools.product(range(20), (idle, busy)):
+            key = f"{prefix}:{number}:{id(link)}"
+            async with asyncio.timeout(10):
+                while not await was_set(link, key):  # noqa: ASYNC110
+                    await asyncio.sleep(0.05)
+            with group.replica.client() as kept:
+                assert kept.get(key) == b"x"
+            await asyncio.sleep(0.02)
+        await busy.close()
+        await idle.close()
+
+
+async def was_set(link, key):
+    """Whether the store says so."""
+    try:
+        return await link.call(lambda redis: redis.set(key, "x"))
+    except StoreError:
+        return False
 
 
 class Load:

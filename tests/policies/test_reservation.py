@@ -90,9 +90,9 @@ def test_a_refusal_of_the_project_gives_back_what_its_organisation_gave():
     ("limits", "expected", "message"),
     [
         (Limits(tpm=100), Expected(60, 60), "the project may use 100 tokens in 60 seconds: 50 are left and this request needs about 60; try again in 61 s"),
-        (Limits(tokens_per_day=100), Expected(60, 60), "the project may use 100 tokens a day (UTC): 50 are left and this request needs about 60; try again in 35200 s"),
-        (Limits(usd_per_month=0.1), Expected(1, 1, 60_000_001, 1, is_bound=True), "the project may spend 0.1 USD a month (UTC): 0.05 are left and this request may cost 0.060000001; try again in 812800 s"),
-        (Limits(usd_per_month=0.1), Expected(1, 1, 70_000_000, 60_000_001), "the project may spend 0.1 USD a month (UTC): 0.05 are left and this request may cost 0.060000001; try again in 812800 s"),
+        (Limits(tokens_per_day=100), Expected(60, 60), "the project may use 100 tokens a day (UTC): 50 are left and this request needs about 60; try again in 35200 s (9 h 46 min)"),
+        (Limits(usd_per_month=0.1), Expected(1, 1, 60_000_001, 1, is_bound=True), "the project may spend 0.1 USD a month (UTC): 0.05 are left and this request may cost 0.060000001; try again in 812800 s (9 d 9 h)"),
+        (Limits(usd_per_month=0.1), Expected(1, 1, 70_000_000, 60_000_001), "the project may spend 0.1 USD a month (UTC): 0.05 are left and this request may cost 0.060000001; try again in 812800 s (9 d 9 h)"),
         (Limits(tpm=100), Expected(90, 60, is_bound=True), "the project may use 100 tokens in 60 seconds: 50 are left and this request needs about 90; try again in 61 s"),
         (Limits(tpm=100), Expected(90, 60), "the project may use 100 tokens in 60 seconds: 50 are left and this request needs about 60; try again in 61 s"),
         (Limits(tpm=100), Expected(200, 101), "the project may use 100 tokens in 60 seconds: 50 are left and this request needs about 101; waiting is of no use"),

@@ -95,11 +95,6 @@ def test_a_clock_that_steps_back_is_left_to_who_asks_one_by_one():
     assert meters.used(minute, AT) == 10
 
 
-def test_where_only_a_part_is_allowed_there_is_no_bundle():
-    """The part may change at any time."""
-    assert SoleMeters(lambda limit: limit // 2).bundle([]) is None
-
-
 AMOUNT = st.none() | st.integers(0, 60)
 
 

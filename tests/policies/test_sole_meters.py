@@ -7,7 +7,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from policies.calendar_windows import day_window
 from policies.meters import Counted, Meter, Moment, Short
-from policies.sole_meters import ELSEWHERE_S, KEEP_S, SoleMeters, Used
+from policies.sole_meters import KEEP_S, SoleMeters, Used
 
 UNIX = 1_790_000_000.0  # in September 2026
 AT = Moment(5000.0, UNIX)
@@ -180,16 +180,6 @@ def test_history_is_forgotten_when_no_month_can_want_it():
     assert meters.statistics()["history"] == 1
     meters.expire(later(33 * 86400))
     assert meters.statistics()["history"] == 0
-
-
-def test_a_part_of_a_limit_is_all_that_is_allowed_here():
-    """P16: of several gateways each allows its part, and sends to another one whom it cannot serve at all."""
-    meters = SoleMeters(lambda limit: limit // 4)
-    meters.take(minute(), 25, AT)
-    assert meters.take(minute(), 1, AT).retry_after_s == pytest.approx(61)
-    assert meters.remaining(minute(), AT)[0] == 0
-    assert meters.take(minute(3, of="project:q"), 1, AT).retry_after_s == ELSEWHERE_S
-    assert meters.take(minute(0, of="project:q"), 1, AT).retry_after_s is None
 
 
 class MetersMachine(RuleBasedStateMachine):

@@ -1,6 +1,8 @@
 """How many drafts a step takes along."""
 
 import math
+from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -88,10 +90,25 @@ def test_bulks_drafts_keep_to_what_bulk_may_add():
 
 
 def test_where_rows_are_the_cost_drafts_are_only_tried():
-    """Compute-bound batches gain nothing; a few drafts now and then show whether that is still so."""
-    _, numbers = drafted(COMPUTE_BOUND, [Lane.INTERACTIVE])
-    assert sum(numbers) <= 3 * (len(numbers) // 16 + 1)
-    assert max(numbers) <= 3
+    """Compute-bound batches gain nothing; a few drafts, ever more rarely, show whether that is still so."""
+    driven = Driven(cost=COMPUTE_BOUND, max_drafts=8, kv_tokens=2048, context_tokens=2048)
+    driven.add("r", words(0, 0, 0, 0), replace(ENDLESS, max_tokens=600))
+    driven.run()
+    trials = [plan.number for plan in driven.plans if any(row.drafts for row in plan.rows)]
+    gaps = [later - earlier for earlier, later in pairwise(trials)]
+    assert gaps == [32, 64, 128, 256]
+    assert max(len(row.drafts) for plan in driven.plans for row in plan.rows) == 2
+
+
+def test_drafts_come_back_when_rows_become_cheap():
+    """What was too dear in one batch is worth it in the next."""
+    driven = Driven(cost=COMPUTE_BOUND, max_drafts=8, kv_tokens=1024)
+    driven.add("r", words(0, 0, 0, 0), ENDLESS)
+    for _ in range(5):
+        driven.step()
+    driven.cost = MEMORY_BOUND
+    driven.step()
+    assert len(driven.plans[-1].rows[0].drafts) > 2
 
 
 def test_all_drafts_of_a_step_are_bounded(driven):

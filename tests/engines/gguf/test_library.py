@@ -181,3 +181,12 @@ def test_the_description_can_be_told_from_a_copy():
     """A library is a value: a note is added without opening it again."""
     opened = _open_anew()
     assert dataclasses.replace(opened, note="why").c is opened.c
+
+
+def test_one_library_has_one_log_however_it_was_chosen(tmp_path):
+    """The C library knows one log; who opened it first must not lose theirs to who chose it in another way."""
+    folders = [tmp_path / "a", tmp_path / "b"]
+    folders[1].mkdir()
+    opened = [open_library("wheel", folders[0]), open_library("auto", folders[0]), open_library("auto", folders[1])]
+    assert len({id(one.log) for one in opened}) == 1
+    assert [bool(one.note) for one in opened] == [False, False, True]

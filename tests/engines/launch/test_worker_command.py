@@ -15,7 +15,7 @@ def options(argv):
 
 def test_every_setting_of_the_plan_reaches_the_worker():
     """A setting that is not passed on is silently ignored."""
-    spec = replace(SPEC, home=Path("/h"))
+    spec = replace(SPEC, home=Path("/h"), host_kv_mb=300, speculation="off")
     argv = worker_command(spec, drain_s=5, log_level="debug", itl_p95_s=0.04)
     assert argv[1:3] == ["-m", "engines.worker"]
     assert options(argv) == {
@@ -28,6 +28,8 @@ def test_every_setting_of_the_plan_reaches_the_worker():
         "--kv-tokens": "4096",
         "--threads": "2",
         "--home": "/h",
+        "--host-kv-mb": "300",
+        "--speculation": "off",
         "--drain-s": "5",
         "--itl-p95-s": "0.04",
         "--log-level": "debug",
@@ -38,4 +40,4 @@ def test_every_setting_of_the_plan_reaches_the_worker():
 def test_an_engine_without_a_model_file_gets_no_path_and_without_an_objective_its_own():
     """The fake engine has no file; the worker knows best what a step may take."""
     argv = worker_command(WorkerSpec("worker-1", "demo", "fake", None, 8, 4096, 1), drain_s=5, log_level="info")
-    assert not {"--path", "--itl-p95-s", "--home"} & set(argv)
+    assert not {"--path", "--itl-p95-s", "--home", "--host-kv-mb", "--speculation"} & set(argv)

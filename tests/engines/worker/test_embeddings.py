@@ -7,6 +7,7 @@ import threading
 import httpx
 import numpy as np
 import pytest
+import structlog
 
 from engines.core.plan import EngineFault
 from engines.fake.embeddings import FakeEmbeddings
@@ -136,6 +137,25 @@ async def test_a_model_that_cannot_says_so(ranking, make_service):
             error = (await post(client, path, {"input": "x"}, 400))["error"]
             assert (error["code"], error["param"]) == ("unsupported_model", "model")
             assert "no embeddings" in error["message"]
+
+
+async def test_requests_for_vectors_are_counted_and_logged(client, service):
+    """Requests, texts and tokens, in metrics and load, and one line each; a refused one has a line and no count."""
+    with structlog.testing.capture_logs() as lines:
+        embedded = await post(client, "/v1/embeddings", {"input": ["the time", "abc"]})
+        ranked = await post(client, "/v1/rerank", {"query": "x", "documents": ["x", "y", "z"]})
+        await post(client, "/v1/score", {"text_1": "", "text_2": "x"}, 400)
+    tokens = [answer["usage"]["total_tokens"] for answer in (embedded, ranked)]
+    assert (await client.get("/load")).json()["vectors"] == {"requests": 2, "inputs": 5, "tokens": sum(tokens)}
+    text = (await client.get("/metrics")).text
+    for name, number in (("requests", 2), ("inputs", 5), ("tokens", sum(tokens))):
+        assert f'warmlane:embedding_{name}_total{{engine="0",model_name="fake"}} {float(number)}' in text
+    told = [(line["surface"], line["outcome"], line.get("num_inputs"), line.get("prompt_tokens")) for line in lines]
+    assert told == [
+        ("embeddings", "completed", 2, tokens[0]),
+        ("rerank", "completed", 3, tokens[1]),
+        ("score", "refused", None, None),
+    ]
 
 
 class Gate:

@@ -34,10 +34,11 @@ def has_bulk(step: LoggedStep) -> bool:
 
 
 def modelled(step: LoggedStep, *, without_bulk: bool) -> float:
-    """Our own sum, from the rows and the cost in the line."""
-    counts = [row.num_tokens for row in step.rows if not (without_bulk and row.lane == "bulk")]
-    rows = counts.count(1)
-    return StepCost(*step.cost).seconds(rows, sum(counts) - rows)
+    """Our own sum, from the rows and the cost in the line. A row's drafts cost as much as rows; no rows cost nothing."""
+    counted = [row for row in step.rows if not (without_bulk and row.lane == "bulk")]
+    rows = sum(row.num_tokens for row in counted if row.num_tokens == 1 + row.num_drafts)
+    prefill_tokens = sum(row.num_tokens for row in counted) - rows
+    return step.copy_s + (StepCost(*step.cost).seconds(rows, prefill_tokens) if step.rows else 0.0)
 
 
 @pytest.mark.parametrize("options", [(), ("--itl-p95-s", "0.08")], ids=["by-growth", "by-objective"])

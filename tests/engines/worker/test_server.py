@@ -353,6 +353,9 @@ def test_a_bad_model_file_is_one_sentence_and_exit_1(tmp_path, content):
         ("--engine", "fake", "--itl-p95-s", "0"),
         ("--engine", "fake", "--max-step-s", "-1"),
         ("--engine", "fake", "--log-level", "loud"),
+        ("--engine", "fake", "--speculation", "wild"),
+        ("--engine", "fake", "--eviction", "fifo"),
+        ("--engine", "fake", "--host-kv-mb", "-1"),
         ("--nonsense",),
     ],
 )

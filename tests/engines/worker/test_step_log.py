@@ -3,7 +3,7 @@
 import pytest
 
 from engines.core.outlook import StepOutlook, StepRecord
-from engines.core.plan import Row, StepPlan
+from engines.core.plan import Discard, Fork, Restore, Row, Save, StepPlan, Truncate
 from engines.step_cost import StepCost
 from engines.worker.loaded import CannotStart, load_engine
 from engines.worker.step_log import LoggedRow, StepLog, read_step_log
@@ -29,6 +29,20 @@ def test_a_step_can_be_read_back(tmp_path):
     assert (step.modelled_s, step.modelled_urgent_s, step.objective_s) == (0.02, 0.011, 0.03)
     assert (step.bulk_left_out, step.is_lifted) == (2, True)
     assert "987654" not in (tmp_path / "steps").read_text()
+
+
+def test_operations_on_memory_are_counted_by_kind(tmp_path):
+    """Who forked, saved and restored, and what copies were believed to take; a step of nothing else has a line too."""
+    log = StepLog(tmp_path / "steps")
+    memory = (Fork(1, 2, 16), Fork(1, 3, 16), Truncate(1, 0), Save(2, 1, 160), Restore(1, 4, 96), Discard(1))
+    outlook = StepOutlook((), StepCost(), 0.004, 0.0, None, 0, is_lifted=False, copy_s=0.004)
+    log.write(StepRecord(StepPlan(1, memory, ()), outlook, 0.005))
+    log.write(record())
+    log.close()
+    first, second = read_step_log(tmp_path / "steps")
+    assert first.memory == {"fork": 2, "truncate": 1, "save": 1, "restore": 1, "discard": 1}
+    assert (first.saved_tokens, first.restored_tokens, first.copy_s, first.rows) == (160, 96, 0.004, [])
+    assert (second.memory, second.saved_tokens, second.restored_tokens, second.copy_s) == ({}, 0, 0, 0.0)
 
 
 def test_the_log_keeps_the_newest_steps_in_two_files(tmp_path):

@@ -218,6 +218,14 @@ async def test_a_key_has_its_state(warmlane, made, project):
     assert commands.key_state({"revoked_at": None, "expires_at": 100}, 100.0) == "expired"
 
 
+async def test_the_keys_of_one_project_are_shown_with_their_last_use(warmlane, made, project):
+    """Whoever wants to end what nobody uses must see it; its project needs no column then."""
+    await made("key", "create", "--project", "chat", "--name", "k")
+    heading, line = (await warmlane("key", "list", "--project", "chat")).stdout.splitlines()
+    assert heading.split() == ["id", "name", "max_lane", "roles", "state", "last_used_at"]
+    assert line.split()[-2:] == ["usable", "-"]
+
+
 async def test_limits_are_taken_back_with_an_empty_document(warmlane, made, project):
     """`set` replaces the whole of it, and says what then holds."""
     await made("limits", "set", "--project", "chat", '{"rpm": 5}')
@@ -384,7 +392,7 @@ async def test_a_key_gets_its_roles_and_a_project_is_deleted_with_it(made, warml
     key = await made("key", "create", "--project", "chat", "--name", "ops", "--role", "viewer", "--role", "service")
     assert key["roles"] == ["service", "viewer"]
     refused = await warmlane("project", "delete", "chat")
-    assert (refused.exit_code, "cascade=true" in refused.stderr) == (1, True)
+    assert (refused.exit_code, "--cascade" in refused.stderr) == (1, True)
     assert (await made("project", "delete", "chat", "--cascade"))["keys"] == [key["id"]]
     assert (await made("org", "delete", "acme"))["organizations"] == [project["organization_id"]]
     assert (await made("org", "list"))["data"] == []

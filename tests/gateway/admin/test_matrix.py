@@ -357,6 +357,24 @@ async def test_no_key_can_be_made_renewed_or_ended_that_can_do_more_than_its_mak
     assert (await world.store.key(mighty.id)).revoked_at is None
 
 
+async def test_no_project_is_deleted_with_a_key_that_is_not_the_callers_to_revoke(world):
+    """Deletion is no way around it; once that key is revoked, or by whoever may revoke it, the project goes."""
+    things = await world.things()
+    for kind, revokes in (("own", True), ("foreign", False)):
+        of = things[kind]
+        headers = {"authorization": f"Bearer {await world.secret(of, ORGANIZATION)}"}
+        mighty, _ = await world.store.create_key(NewKey(of.project.id, "mighty", frozenset([Role.PLATFORM_ADMIN])))
+        path = f"{A}/projects/{of.project.id}?cascade=true"
+        answer = await world.client.delete(path, headers=headers)
+        assert (answer.status_code, answer.json()["error"]["code"]) == (403, "role_not_yours")
+        assert (await world.store.key(mighty.id)).revoked_at is None
+        if revokes:
+            await world.store.revoke_key(mighty.id)
+        else:
+            headers = {"authorization": f"Bearer {TOKEN}"}
+        assert (await world.client.delete(path, headers=headers)).status_code == 200
+
+
 async def test_a_key_of_an_admin_can_be_revoked_by_its_equal_and_is_out_at_once(world):
     """The admin plane asks the store at every call, so no gateway or cache has a say."""
     own = (await world.things())["own"]

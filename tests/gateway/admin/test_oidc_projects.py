@@ -106,6 +106,24 @@ async def test_a_claim_that_names_nothing_of_ones_own_gives_nothing(world, role,
     assert (answer.status_code, answer.json()["error"]["code"]) == (403, "no_role")
 
 
+@pytest.mark.parametrize("broken", [[], None, "", 7, ["warmlane"], False])
+def test_a_nested_claim_whose_outer_part_is_no_object_narrows_too(broken):
+    """A provider that sends `[]` for "none" must not thereby give all projects of the organisation."""
+    section = AdminSection(
+        oidc_issuer="https://id.example", oidc_audience="x", oidc_project_claim="warmlane.access.projects"
+    )
+    for claim in ({"warmlane": broken}, {"warmlane": {"access": broken}}):
+        claims = {"roles": ["viewer", "project_admin"], "organization": ["org_a"], **claim}
+        assert grants_of(claims, section) == ()
+        assert claimed_by(claims, section) is None
+    section = AdminSection(
+        oidc_issuer="https://id.example", oidc_audience="x", oidc_organization_claim="warmlane.organizations"
+    )
+    claimed = claimed_by({"roles": "viewer", "project": "proj_a", "warmlane": broken}, section)
+    assert claimed is not None
+    assert claimed.grants_at(Place("org_a", "proj_a")) == ()
+
+
 async def test_an_organisations_admin_is_not_narrowed_by_a_project(world):
     """The claim is about the roles that a project has."""
     who = {"roles": ["organization_admin", "viewer"], "organization": ["acme"], "project": ["own"]}

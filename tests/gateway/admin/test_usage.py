@@ -8,6 +8,7 @@ import os
 import socket
 import sys
 from datetime import UTC, datetime
+from pathlib import Path
 
 import httpx
 import pytest
@@ -221,6 +222,27 @@ async def test_the_shell_shows_a_table(warmlane, ledger):
     assert "nothing was used" in (await warmlane("usage", "--from", "2020-01-01", "--to", "2020-01-02")).stdout
 
 
+async def test_who_never_said_a_model_has_a_row_too(warmlane, ledger):
+    """Refused before it was read: an empty cell would look like a broken table."""
+    await ledger.add([row(1, model="", outcome="refused")])
+    line = (await warmlane("usage", "--group-by", "model")).stdout.splitlines()[1]
+    assert line.split()[:3] == ["-", "1", "1"]
+
+
+async def test_a_request_that_no_replica_got_says_why_it_has_no_receipt(warmlane, ledger):
+    """Whoever asks is told the limit, not that receipts are short-lived; one that had a replica is told that."""
+    await ledger.add(
+        [
+            row(1, outcome="refused", reason="rpm", limit="project.rpm", attempts=0),
+            row(2, attempts=1),
+        ]
+    )
+    refused = await warmlane("receipt", "req_00001")
+    assert refused.exit_code == 1
+    assert "was never sent to a replica; it ended as refused (200, project.rpm)" in refused.stderr
+    assert "receipts live in memory" in (await warmlane("receipt", "req_00002")).stderr
+
+
 async def test_the_shell_names_projects(warmlane, ledger, url):
     """People know names, not ids."""
     listed = json.loads((await warmlane("project", "list", "--json")).stdout)["data"]
@@ -349,6 +371,18 @@ async def test_without_pyarrow_parquet_says_what_to_install(warmlane, tmp_path, 
     failed = await warmlane("usage", "export", "--format", "parquet", "--out", str(tmp_path / "rows.parquet"))
     assert (failed.exit_code, failed.stderr) == (1, f"warmlane: {NO_PYARROW}\n")
     assert not (tmp_path / "rows.parquet").exists()
+
+
+async def test_the_files_name_says_what_it_is(warmlane, ledger, tmp_path, monkeypatch):
+    """CSV under the name of a Parquet file is found out by whoever opens it, months later."""
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    failed = await warmlane("usage", "export", "--out", str(tmp_path / "rows.parquet"))
+    assert (failed.exit_code, failed.stderr) == (1, f"warmlane: {NO_PYARROW}\n")
+    for words in (("--out", str(tmp_path / "rows.txt")), ("--out", str(tmp_path / "a.parquet"), "--format", "csv")):
+        assert (await warmlane("usage", "export", *words)).exit_code == 0
+        assert Path(words[1]).read_text().startswith("request_id,")
+    wrong = await warmlane("usage", "export", "--format", "xlsx", "--out", str(tmp_path / "a"))
+    assert (wrong.exit_code, "csv or parquet" in wrong.stderr) == (2, True)
 
 
 async def test_parquet_has_every_request_with_its_types(warmlane, ledger, tmp_path):
