@@ -45,6 +45,10 @@ class Holders:
         else:
             self.masks.pop(border, None)
 
+    def trim(self) -> None:
+        """Give memory back after many borders were dropped: a table never shrinks by itself."""
+        self.masks = dict(self.masks)
+
     def depths(self, key: PrefixKey) -> dict[str, int]:
         """Leading borders of the prompt that each replica holds, by name; those that hold none are left out.
 

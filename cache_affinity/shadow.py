@@ -202,6 +202,7 @@ class ShadowIndex:
         if num_dropped > len(held):  # a table never shrinks by itself
             self._held = OrderedDict(held)
             self._holds = self._held.__contains__
+            self._holders.trim()
         return num_dropped
 
     def resize(self, capacity_bytes: int, max_nodes: int) -> None:

@@ -26,6 +26,7 @@ from gateway.finding import Finding, Health
 from gateway.home import Home, HomeError, home_path
 from gateway.ports import PortUnusable
 from gateway.settings import ConfigError, load
+from gateway.simulation import command as simulation
 from gateway.startup import Request, start
 from gateway.supervisor import SupervisorError
 from observability import logs
@@ -133,6 +134,7 @@ def make_backup(
 
 
 commands.mount(app)
+simulation.mount(app)
 app.add_typer(model_commands.model, name="model")
 
 

@@ -1,16 +1,18 @@
 """What was used before this process began, from the ledger, so that nobody gets past a limit by a restart.
 
-The last minute is known by the second. Days and months are known by the hour; an hour in which some tenant's day or
-month begins (where the time zone is not of whole hours) is read from its rows.
+An organisation counts cached tokens by its own discount, the ledger's rows by the project's. The last minute is known
+by the second. Days and months are known by the hour; an hour in which some tenant's day or month begins (where the time
+zone is not of whole hours) is read from its rows.
 """
 
 from bisect import bisect_right
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from policies.calendar_windows import day_window, month_window
 from policies.ledger import HOUR_S, Ledger, Tally, Totals
 from policies.ledger_totals import Stretches, in_order
 from policies.meters import Counted
+from policies.prices import cached_weight
 from policies.quota import UsageRow
 from policies.tenant import Tenant
 
@@ -20,6 +22,8 @@ _PART_S = 900  # every time zone is a whole number of quarters of an hour away f
 
 async def used_so_far(ledger: Ledger, tenants: Iterable[Tenant], unix: float) -> list[UsageRow]:
     """For `Quotas.restore`: what every project used in the windows that run at `unix`. Raises `StoreError`."""
+    tenants = tuple(tenants)
+    weights = {tenant.project_id: _weights(tenant) for tenant in tenants}
     zones = {zone for tenant in tenants for zone in _zones(tenant)} or {"UTC"}
     days = [day_window(unix, zone).starts_at for zone in zones]
     months = [month_window(unix, zone).starts_at for zone in zones]
@@ -27,11 +31,11 @@ async def used_so_far(ledger: Ledger, tenants: Iterable[Tenant], unix: float) ->
     rows: list[UsageRow] = []
     for one in await ledger.tally(unix - MINUTE_S, end, 1):
         rows.append(_row(one, Counted.REQUESTS, one.totals.requests))
-        rows.append(_row(one, Counted.TOKENS, one.totals.charged_tokens))
+        rows += _tokens(one, Counted.TOKENS, weights)
     borders = sorted({*days, *months})
     for one in await _by_windows(ledger, borders, end):
         if one.starts_at >= min(days):
-            rows.append(_row(one, Counted.DAY_TOKENS, one.totals.charged_tokens))
+            rows += _tokens(one, Counted.DAY_TOKENS, weights)
         rows.append(_row(one, Counted.MONTH_MONEY, one.totals.cost_nanousd))
     return [row for row in rows if row[-1]]
 
@@ -59,6 +63,24 @@ async def _quarters(ledger: Ledger, hour: int) -> list[Tally]:
     whole = [one for one in await ledger.hours(hour, hour + HOUR_S) if (one.organization, one.project) not in known]
     last = hour + HOUR_S - _PART_S
     return quarters + [Tally(one.organization, one.project, last, one.totals) for one in whole]
+
+
+def _tokens(tally: Tally, counted: Counted, weights: Mapping[str, tuple[int, int]]) -> list[UsageRow]:
+    """What the project was charged, and what that is for its organisation."""
+    of_project = _row(tally, counted, tally.totals.charged_tokens)
+    own, above = weights.get(tally.project, (0, 0))
+    less = tally.totals.cached_tokens * (own - above) // 1_000_000
+    if not less:
+        return [of_project]
+    project_id, organization_id, _, at, charged = of_project
+    return [(project_id, "", counted, at, charged), ("", organization_id, counted, at, max(0, charged - less))]
+
+
+def _weights(tenant: Tenant) -> tuple[int, int]:
+    """What of a cached token is charged, in millionths: in the project, in the organisation."""
+    limits = (tenant.limits, tenant.organization_limits)
+    own, above = (cached_weight(one.cached_token_discount) for one in limits)
+    return own, above
 
 
 def _zones(tenant: Tenant) -> tuple[str, str]:

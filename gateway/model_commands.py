@@ -70,7 +70,8 @@ def list_models(*, home: HomeFolder = None, as_json: AsJson = False) -> None:
     shown = [{**row, "size": _size(row["bytes"]), "context": row["context_tokens"] or None} for row in rows]
     for row in shown:
         row["source"] = f"{row['state']}: {row['source']}".rstrip(": ") if row["state"] != "whole" else row["source"]
-    return write_table(shown, _COLUMNS, empty="there are no models; add one with `warmlane model add`")
+    empty = "there are no models; add one with `warmlane model add`"
+    return write_table(shown, _COLUMNS, empty=empty, folded=frozenset({"licence", "source"}))
 
 
 @model.command("add", epilog="Example: warmlane model add https://models.example/qwen3-0.6b-q8_0.gguf --name qwen3")

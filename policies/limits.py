@@ -197,7 +197,9 @@ def _smallest(levels: list[T | UnsetType | None], default: T | None) -> T | None
     return None if None in levels else default
 
 
-def _common(levels: Sequence[Sequence[str] | UnsetType | None], default: frozenset[str] | None) -> frozenset[str] | None:
+def _common(
+    levels: Sequence[Sequence[str] | UnsetType | None], default: frozenset[str] | None
+) -> frozenset[str] | None:
     allowed = [frozenset(names) for names in levels if isinstance(names, list)]
     if allowed:
         return frozenset.intersection(*allowed)

@@ -9,6 +9,7 @@ import heapq
 import itertools
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from policies.calendar_windows import day_window, month_window
 from policies.lane import Lane
@@ -53,11 +54,15 @@ class Replay:
 class LimitsReplay:
     """`tenants`: by project id, with the limits to try; rows of other projects are passed over.
 
-    `of`: whose refusals are counted, a project id; the rest only uses up what the organisation shares.
+    `of`: whose refusals are counted, a project id; the rest only uses up what the organisation shares. `aliases`: other
+    names of models, by the real one that the ledger has: a document may allow a model by any of them.
     """
 
-    def __init__(self, tenants: Mapping[str, Tenant], of: str) -> None:
+    def __init__(
+        self, tenants: Mapping[str, Tenant], of: str, aliases: Mapping[str, frozenset[str]] = MappingProxyType({})
+    ) -> None:
         self.found = Replay()
+        self._aliases = aliases
         self._tenants = {project: _enforced(tenant) for project, tenant in tenants.items()}
         self._unrefused = {project: _unrefused(tenant) for project, tenant in tenants.items()}
         self._of = of
@@ -106,7 +111,8 @@ class LimitsReplay:
 
     def _forbidden(self, row: LedgerRow, lane: Lane, tenant: Tenant) -> str | None:
         """What is not a matter of how much."""
-        if tenant.limits.models is not None and row.model and row.model not in tenant.limits.models:
+        names = {row.model, *self._aliases.get(row.model, ())}
+        if tenant.limits.models is not None and row.model and names.isdisjoint(tenant.limits.models):
             return "project.models"
         if tenant.limits.surfaces is not None and row.surface not in tenant.limits.surfaces:
             return "project.surfaces"

@@ -25,7 +25,8 @@ __all__ = ["Expected", "LimitStanding", "Quotas", "Reason", "Rejected", "Reserva
 
 CONCURRENCY_RETRY_S = 1.0  # chosen: nobody knows when a request in flight will end, nor who else has room
 PLAN_KEEP_S = 60.0  # chosen: a tenant that sends nothing for a minute is made ready again when it does
-UsageRow = tuple[str, str, Counted, float, int]  # project id, organisation id, what, Unix second it began, how much
+# Project id, organisation id (one of them empty: not of that level), what, Unix second it began, how much.
+UsageRow = tuple[str, str, Counted, float, int]
 
 
 class Quotas:
@@ -137,8 +138,10 @@ class Quotas:
             return
         used = []
         for project_id, organization_id, counted, at, amount in rows:
-            used.append(Used(project_meters(project_id), counted, at, amount))
-            used.append(Used(organization_meters(organization_id), counted, at, amount))
+            if project_id:
+                used.append(Used(project_meters(project_id), counted, at, amount))
+            if organization_id:
+                used.append(Used(organization_meters(organization_id), counted, at, amount))
         self._meters.restore(used, moment)
 
     def expire(self, moment: Moment) -> int:

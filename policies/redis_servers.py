@@ -31,6 +31,7 @@ MAX_KNOWN = 256  # servers of a Cluster, gone ones included, that may be asked w
 SEARCH_S = 1.0  # for a whole search; one server that hangs takes a part of it
 ASK_ONE_S = 0.2
 BELIEVED_S = 1.0  # chosen: for so long after a search a primary is taken for the primary without asking
+LATE_S = 0.4  # chosen: a primary that answers within it was not replaced meanwhile; Sentinel needs longer to miss it
 WAIT_FOR_SENTINELS_S = 0.05  # chosen: half of a call's time; who are slower leave things as they are known
 
 
@@ -74,7 +75,7 @@ class Servers:
         place = await self._owner(key)
         for _ in range(MAX_REDIRECTS):
             try:
-                return await work(self._client(place))
+                return await self._answered(work, place)
             except MovedError as error:
                 place = self._moved(error, key)
             except AskError as error:  # this key has moved already, its slot has not
@@ -129,6 +130,22 @@ class Servers:
             self._believed_until = now + BELIEVED_S
             await asyncio.wait([self._searching()], timeout=WAIT_FOR_SENTINELS_S)
 
+    async def _answered(self, work: Work[R], place: Place) -> R:
+        """The outcome at this server. Raises `ConnectionError` if it answers late and was replaced meanwhile."""
+        loop = asyncio.get_running_loop()
+        late_at = loop.time() + LATE_S
+        answer = await work(self._client(place))
+        if self._address.layout is not Layout.SENTINEL or loop.time() < late_at:
+            return answer
+        try:
+            primary = await self._ask_sentinels(everyone=True)
+        except (RedisError, OSError, TimeoutError):
+            return answer  # nobody knows better
+        if primary != place:
+            self.doubt()
+            raise ConnectionError("another server is the primary since")
+        return answer
+
     def _searching(self) -> asyncio.Task[None]:
         """The search that is under way, or a new one."""
         if self._search is None or self._search.done():
@@ -153,8 +170,9 @@ class Servers:
                 self._known = list(dict.fromkeys([*self._owners[1], *self._known]))[:MAX_KNOWN]
         await self._forget({*self._owners[1], *self._known})
 
-    async def _ask_sentinels(self) -> Place:
+    async def _ask_sentinels(self, *, everyone: bool = False) -> Place:
         """The primary of the latest failover that the majority of the named sentinels, or all that answer, know of."""
+        enough = len(self._address.places) if everyone else len(self._address.places) // 2 + 1
         asking = [asyncio.create_task(self._ask_sentinel(one)) for one in self._address.places]
         found: list[tuple[int, Place]] = []
         fault: Exception = MasterNotFoundError("no sentinel answers")
@@ -164,7 +182,7 @@ class Servers:
                     found.append(await answer)
                 except (RedisError, OSError, TimeoutError) as error:
                     fault = error
-                if len(found) * 2 > len(asking):
+                if len(found) >= enough:
                     break
         finally:
             for one in asking:
@@ -181,6 +199,7 @@ class Servers:
             known = await client.sentinel_master(self._address.service)
         finally:
             await client.aclose(close_connection_pool=True)
+        assert isinstance(known, dict), "the sentinel's fields by name"
         if not known["is_master"] or known["is_sdown"] or known["is_odown"]:
             raise MasterNotFoundError(f"the primary {self._address.service} is down")
         return int(known["config-epoch"]), (str(known["ip"]), int(known["port"]))

@@ -18,12 +18,11 @@ from routing.scorers import USEFUL_SHARE, USEFUL_TOKENS, Candidate, Row, useful_
 class Why(Enum):
     """The rule that chose the replica; the value is the sentence of the receipt."""
 
-    WARM = "{chosen} holds about {hit} of {prompt} prompt tokens and is not overloaded"
-    FASTER = "{passed} holds more of the prompt, but {chosen} is predicted to answer first by far"
-    SPILLED = "{passed} holds more of the prompt but is overloaded; {chosen} answers first of the others that hold some"
+    WARM = "{chosen} holds about {hit} of {prompt} prompt tokens and is not too busy for that"
+    CHEAPER = "{passed} holds more of the prompt, but waiting there costs more than reading it again at {chosen}"
+    REPLICATED = "{passed} holds more of the prompt but has far more requests than the others; {chosen} is to hold it too"
     HOME = "{held}; {chosen} is the prompt's home by hash"
-    NEXT_HOME = "{held}; {passed}, the prompt's home by hash, is overloaded, {chosen} is next"
-    SPILLED_HOME = "{passed} holds more of the prompt but is overloaded; {chosen} is the prompt's home by hash"
+    NEXT_HOME = "{held}; {passed}, the prompt's home by hash, is busier or slower; {chosen} is the best place"
 
 
 class HitTokens(Struct, frozen=True):
@@ -138,8 +137,12 @@ class RouteDecision(Struct, frozen=True, gc=False):
 
     def _assumed(self) -> str:
         chosen = next(candidate for candidate in self.candidates if candidate.replica == self.chosen)
-        values = {"prefill": f"{1000 / chosen.ms_per_token:.0f} prompt tokens/s", "base": f"{chosen.base_ms:.0f} ms"}
-        told = " and ".join(f"{term} ({values[term]})" for term in chosen.assumed)
+        values = {
+            "prefill": f"{1000 / chosen.ms_per_token:.0f} prompt tokens/s",
+            "base": f"{chosen.base_ms:.0f} ms",
+            "interference": f"a decoding request like {chosen.row_tokens:.0f} prompt tokens",
+        }
+        told = ", ".join(f"{term} ({values[term]})" for term in chosen.assumed)
         return f"; of {chosen.replica} assumed, not learned yet: {told}" if told else ""
 
     @property

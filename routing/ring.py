@@ -19,6 +19,13 @@ def weight(seed: int, replica: Replica) -> int:
     return xxh3_64_intdigest(replica.name_bytes, seed)
 
 
+def heaviest(key: PrefixKey, replicas: Sequence[Replica]) -> int:
+    """The index of the prompt's home among these."""
+    seed = key.home
+    weights = [xxh3_64_intdigest(replica.name_bytes, seed) for replica in replicas]
+    return weights.index(max(weights))
+
+
 def works_of(replicas: Sequence[Replica], *, feels_bulk: bool) -> list[int]:
     """The work of each replica as a request feels it: people do not feel bulk that is left out of their steps."""
     if feels_bulk:
@@ -37,18 +44,14 @@ def work_bounds(works: Sequence[int], factor: float = LOAD_FACTOR) -> list[float
     return [(total - work) * share + ROW_TOKENS for work in works]
 
 
-def place(
-    key: PrefixKey, replicas: Sequence[Replica], works: Sequence[int], bounds: Sequence[float]
-) -> tuple[int, int]:
+def place(key: PrefixKey, replicas: Sequence[Replica], works: Sequence[int]) -> tuple[int, int]:
     """(index of the chosen, index of the home): the heaviest replica within its bound, and the heaviest of all."""
     seed = key.home
-    chosen, home = -1, 0
-    most, most_of_all = -1, -1
-    for index, replica in enumerate(replicas):
-        this = xxh3_64_intdigest(replica.name_bytes, seed)
-        if this > most_of_all:
-            home, most_of_all = index, this
-        if this > most and works[index] <= bounds[index]:
-            chosen, most = index, this
-    assert chosen >= 0, "the least loaded replica is always within its bound"
-    return chosen, home
+    weights = [xxh3_64_intdigest(replica.name_bytes, seed) for replica in replicas]
+    home = weights.index(max(weights))
+    bounds = work_bounds(works)
+    if works[home] <= bounds[home]:
+        return home, home
+    within = [index for index, work in enumerate(works) if work <= bounds[index]]
+    assert within, "the least loaded replica is always within its bound"
+    return max(within, key=weights.__getitem__), home

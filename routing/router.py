@@ -140,7 +140,7 @@ class Router:
             replicas, key, prompt_tokens, tokens_per_byte, depths, exact,
             fresh_since=now - FRESH_S, feels_bulk=feels_bulk,
         )  # fmt: skip
-        chosen, why, passed = pick(key, prompt_tokens, replicas, rows)
+        chosen, why, passed = pick(key, prompt_tokens, replicas, rows, feels_bulk=feels_bulk)
         candidate = Candidate(*rows[chosen])
         return RouteDecision(
             model=query.model, lane=query.lane, project_id=query.project_id, key=key, chosen=candidate.replica, why=why,

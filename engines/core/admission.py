@@ -50,7 +50,8 @@ class SchedulerSettings:
     seat, urgent ones and bulk each, so that no flood of bulk gets an urgent one refused.
     `watermark_ratio`: share of the blocks kept free at admission, so that those running can grow (vLLM's default).
     `max_drafts`: tokens guessed ahead for one sequence in a step (speculation.py), 0: none; `max_step_drafts`: for all.
-    `eviction`: which cached blocks go first. `host`: what is kept of them in host memory.
+    `eviction`: which cached blocks go first. `host`: what is kept of them in host memory. `mixes_prompts`: whether
+    urgent prompts and urgent decodes go into one step; else they take turns (turns.py).
     """
 
     max_seqs: int
@@ -67,6 +68,7 @@ class SchedulerSettings:
     latency: LatencySettings = LatencySettings()  # noqa: RUF009  # frozen
     eviction: EvictionPolicy = EvictionPolicy.LRU
     host: HostSettings = HostSettings()  # noqa: RUF009  # frozen
+    mixes_prompts: bool = True
 
     def __post_init__(self) -> None:
         """Raise ValueError for bounds that cannot work together."""

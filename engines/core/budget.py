@@ -12,6 +12,7 @@ from engines.core.latency_guard import LatencyGuard, StepCounts
 from engines.core.outlook import StepOutlook
 from engines.core.plan import Row
 from engines.core.sequence import Sequence
+from engines.core.turns import Turn
 from policies.lane import Lane
 
 # Of a bulk prompt beside urgent decodes. A device takes a token or two no faster than as many rows, whatever a model
@@ -51,6 +52,7 @@ class StepBudget:
         self._urgent: StepCounts | None = None  # fixed when the first bulk sequence asks
         self._prompt_tokens: int | None = None  # left to urgent prompts; fixed when the first one asks
         self._decoding = StepCounts()  # when it was fixed
+        self._turn: Turn | None = None  # of prompts alone
         self._num_prompt_tokens = 0  # granted to urgent prompts
         self._num_bulk = 0
         self._is_lifting = False
@@ -127,8 +129,16 @@ class StepBudget:
         self._guard = replace(self._guard, copy_s=self._guard.copy_s + copy_s)
         if self._prompt_tokens is not None:
             most = self._prompt_tokens + self._num_prompt_tokens
-            allowed = self._guard.urgent_prompt_tokens(self._decoding, most)
-            self._prompt_tokens = max(0, allowed - self._num_prompt_tokens)
+            self._prompt_tokens = max(0, self._allowed_prompt_tokens(most) - self._num_prompt_tokens)
+
+    def rest(self, turn: Turn) -> None:
+        """Those that decode rest in this step: urgent prompts have it. Before anyone asks."""
+        self._turn = turn
+
+    def wake(self) -> None:
+        """Nobody rests: no prompt took anything."""
+        assert not self.grants, "prompts have the step already"
+        self._turn = self._prompt_tokens = None
 
     def lift(self) -> None:
         """Let the next bulk sequence that asks have the smallest share, in spite of the objective."""
@@ -162,8 +172,15 @@ class StepBudget:
     def _left_to_prompts(self) -> int:
         if self._prompt_tokens is None:
             self._decoding = self._counts
-            self._prompt_tokens = self._guard.urgent_prompt_tokens(self._counts, self._num_left)
+            self._prompt_tokens = self._allowed_prompt_tokens(self._num_left)
         return self._prompt_tokens
+
+    def _allowed_prompt_tokens(self, most: int) -> int:
+        """To urgent prompts together."""
+        if self._turn is None:
+            return self._guard.urgent_prompt_tokens(self._decoding, most)
+        resting = StepCounts(self._turn.num_resting)
+        return self._guard.turn_tokens(resting, most, is_overtaken=self._turn.is_overtaken)
 
     def _bulk_room(self, wanted: int) -> int:
         if self._urgent is None:

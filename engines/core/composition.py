@@ -2,33 +2,32 @@
 
 Interactive decodes, standard decodes, drafts of both; then interactive prompts, those seated before newcomers, then
 standard ones; then as much bulk as the objective leaves room for: decodes, the longest left out first, drafts of those,
-then prompts in order.
+then prompts in order. Where urgent prompts and decodes take turns, a step has the one or the other (turns.py).
 """
 
 from engines.core.budget import StepBudget
 from engines.core.drafting import Drafter
 from engines.core.memory import Placement
 from engines.core.seats import Seats
+from engines.core.turns import Turn, turn_of
 from policies.lane import Lane
 
 _URGENT = (Lane.INTERACTIVE, Lane.STANDARD)
 
 
-def compose(budget: StepBudget, seats: Seats, drafter: Drafter, *, is_bulk_overdue: bool) -> None:
-    """Fill `budget`, seating and preempting as need be. `is_bulk_overdue`: bulk gets a smallest share at least."""
+def compose(
+    budget: StepBudget, seats: Seats, drafter: Drafter, last_step: int | None = None, *, is_bulk_overdue: bool
+) -> None:
+    """Fill `budget`, seating and preempting as need be. `is_bulk_overdue`: bulk gets a smallest share at least.
+
+    `last_step`: the number of the step before, where urgent prompts and decodes take turns.
+    """
     may_save_ahead = _allow_saves(budget, seats)
     may_seat = seats.make_room()  # what a preemption frees is for those still seated: else both would be repeated
-    for lane in _URGENT:
-        for sequence in seats.running.in_lane(lane):
-            if sequence.is_decoding:
-                budget.take(sequence)
-    drafter.add(budget, is_bulk=False)
-    for lane in _URGENT:
-        for sequence in seats.running.in_lane(lane):
-            if not sequence.is_decoding:
-                budget.take(sequence)
-        may_seat = may_seat and _seat(budget, seats, lane)
-    _take_bulk(budget, seats, drafter, may_seat=may_seat)
+    turn = turn_of(seats, last_step) if last_step is not None else None
+    may_seat = _take_urgent(budget, seats, drafter, turn, may_seat=may_seat)
+    if turn is None or turn.num_resting:
+        _take_bulk(budget, seats, drafter, may_seat=may_seat)  # else prompts wait for the next step already
     if is_bulk_overdue and not budget.has_bulk:
         budget.lift()
         _take_bulk(budget, seats, drafter, may_seat=may_seat)
@@ -45,6 +44,32 @@ def _allow_saves(budget: StepBudget, seats: Seats) -> bool:
     num_decoding, has_prompts = seats.urgent_demand()
     copies.allow(budget.save_s(num_decoding, has_prompts=has_prompts))
     return num_decoding == 0 and not has_prompts
+
+
+def _take_urgent(budget: StepBudget, seats: Seats, drafter: Drafter, turn: Turn | None, *, may_seat: bool) -> bool:
+    """What goes in before bulk; whether bulk may seat its own."""
+    if turn is not None and turn.num_resting:
+        budget.rest(turn)
+        may_seat = _take_prompts(budget, seats, may_seat=may_seat)
+        if budget.grants:
+            return may_seat
+        budget.wake()
+    for lane in _URGENT:
+        for sequence in seats.running.in_lane(lane):
+            if sequence.is_decoding:
+                budget.take(sequence)
+    drafter.add(budget, is_bulk=False)
+    return _take_prompts(budget, seats, may_seat=may_seat) if turn is None else may_seat
+
+
+def _take_prompts(budget: StepBudget, seats: Seats, *, may_seat: bool) -> bool:
+    """Urgent prompts, as far as they may; whether bulk may seat its own."""
+    for lane in _URGENT:
+        for sequence in seats.running.in_lane(lane):
+            if not sequence.is_decoding:
+                budget.take(sequence)
+        may_seat = may_seat and _seat(budget, seats, lane)
+    return may_seat
 
 
 def _take_bulk(budget: StepBudget, seats: Seats, drafter: Drafter, *, may_seat: bool) -> None:

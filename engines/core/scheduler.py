@@ -132,6 +132,7 @@ class Scheduler:
             return queue_full(num_waiting, request.lane)
         self._num_added += 1
         sequence = open_sequence(request, self.settings, now, self._num_added)
+        sequence.added_step = self._num_steps
         self._open[request.id] = sequence
         self._seats.add(sequence)
         return None
@@ -161,7 +162,8 @@ class Scheduler:
             return None
         settings, seats = self.settings, self._seats
         budget = StepBudget(LatencyGuard(settings.latency, cost), settings.max_step_tokens, settings.max_seqs)
-        compose(budget, seats, self._drafter, is_bulk_overdue=self._bulk_patience.is_overdue(now))
+        last_step = None if settings.mixes_prompts else self._num_steps
+        compose(budget, seats, self._drafter, last_step, is_bulk_overdue=self._bulk_patience.is_overdue(now))
         assert budget.grants, "sequences are open, but none can go on"
         self._num_steps += 1
         rows = tuple(grant.row() for grant in budget.grants)
@@ -218,6 +220,8 @@ class Scheduler:
             yielded = next(tokens) if row.samples else None
             booked = book(sequence, yielded, self.settings.eos_ids) if yielded and not sequence.is_aborting else None
             self._note_computed(sequence, row, len(booked.sampled) if booked is not None else 0)
+            if booked is not None and not sequence.first_step:
+                sequence.first_step = plan.number
             if sequence.is_aborting:
                 deltas.append(self._end(sequence, FinishReason.ABORT))
             elif booked is not None:

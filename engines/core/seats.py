@@ -64,6 +64,11 @@ class Seats:
                 self._preempt(self._least_deserving())
         return self.preemptions == before
 
+    @property
+    def num_urgent_seats(self) -> int:
+        """Seats of interactive and standard sequences together."""
+        return self._settings.max_seqs
+
     def urgent_demand(self) -> tuple[int, bool]:
         """How many urgent sequences decode, and whether there are urgent prompts, seated or waiting."""
         num_urgent = len(self.running) - self.running.num_in(Lane.BULK)

@@ -134,7 +134,8 @@ class Sequence:
     hit by others. `max_length`: tokens at which it ends with LENGTH. `seed`: resolved. `order`: smaller goes first;
     its head is the lane's rank. `last_step`: number of the last step it had a row in. `grammar`: as far as the output
     has come in it. `speculation`: once it has been drafted for. `num_restored`: of the tokens that it hit when it was
-    seated last, those that came from host memory.
+    seated last, those that came from host memory. `added_step`: the last step planned before it was there;
+    `first_step`: the one that brought its first token, 0 until then.
     """
 
     request: GenerateRequest
@@ -151,6 +152,8 @@ class Sequence:
     num_restored: int = 0
     num_preemptions: int = 0
     last_step: int = 0
+    added_step: int = 0
+    first_step: int = 0
     cached_tokens: int | None = None
     is_in_step: bool = False
     is_aborting: bool = False

@@ -31,7 +31,8 @@ class GeneratingParts:
     """What generates. `adds_bos`: plain prompts begin with the model's BOS.
 
     `prior`: what its steps cost, as far as known before the first. `save_s_per_token`, `restore_s_per_token`: of copies
-    to and from host memory. `embeddings`: what answers for vectors too, None for nothing.
+    to and from host memory. `embeddings`: what answers for vectors too, None for nothing. `mixes_prompts`: as in
+    `SchedulerSettings`.
     """
 
     model: TextModel
@@ -41,6 +42,7 @@ class GeneratingParts:
     save_s_per_token: float = 0.0
     restore_s_per_token: float = 0.0
     embeddings: EmbeddingModel | None = None
+    mixes_prompts: bool = True
 
     def close(self) -> None:
         """Give the device back, where no engine does."""
@@ -148,7 +150,14 @@ def _gguf_generating(options: EngineOptions) -> GeneratingParts:
         runner.close()
         raise
     return GeneratingParts(
-        model, runner, model.adds_bos, prior, copies.save_s_per_token, copies.restore_s_per_token, embedder
+        model,
+        runner,
+        model.adds_bos,
+        prior,
+        copies.save_s_per_token,
+        copies.restore_s_per_token,
+        embedder,
+        mixes_prompts=model.gpu_layers > 0,  # on a CPU rows cost more beside prompts than alone (docs/design/006)
     )
 
 

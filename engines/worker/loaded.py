@@ -145,6 +145,7 @@ def _settings(options: EngineOptions, parts: GeneratingParts) -> SchedulerSettin
             save_s_per_token=parts.save_s_per_token,
             restore_s_per_token=parts.restore_s_per_token,
         ),
+        mixes_prompts=parts.mixes_prompts,
     )
 
 

@@ -1,7 +1,6 @@
 """What stands in an engine's place where a model only embeds or ranks: nothing runs, nothing is ever open."""
 
 from engines.core.admission import Refusal, RefusalReason
-from engines.core.events import KvEvent
 from engines.core.inbox import Deliver
 from engines.core.load import EngineLoad
 from engines.core.sequence import GenerateRequest
@@ -42,10 +41,6 @@ class NoEngine:
 
     def drain(self) -> None:
         """Nothing is open."""
-
-    def kv_snapshot(self, timeout_s: float = 60.0) -> tuple[KvEvent, ...]:  # noqa: ARG002
-        """No cache, hence no events."""
-        return ()
 
     def stop(self, grace_s: float = 0.0) -> bool:  # noqa: ARG002
         """Nothing to end. May be repeated."""

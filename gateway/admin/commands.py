@@ -283,4 +283,5 @@ def _without_receipt(client: AdminClient, request: str) -> str:
     if row.get("attempts") != 0:
         return ""
     why = row.get("limit") or row.get("reason") or "no reason was kept"
-    return f"{request} has no receipt: it was never sent to a replica; it ended as {row['outcome']} ({row['status']}, {why})"
+    ended = f"{row['outcome']} ({row['status']}, {why})"
+    return f"{request} has no receipt: it was never sent to a replica; it ended as {ended}"

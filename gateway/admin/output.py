@@ -44,8 +44,10 @@ def write_json(value: Any) -> None:
     sys.stdout.write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
 
 
-def write_table(items: Iterable[dict[str, Any]], columns: Sequence[str], *, empty: str) -> None:
-    """One row for each item; `empty` in place of a table without rows."""
+def write_table(
+    items: Iterable[dict[str, Any]], columns: Sequence[str], *, empty: str, folded: frozenset[str] = _FOLDED
+) -> None:
+    """One row for each item; `empty` in place of a table without rows. `folded`: the columns that a terminal folds."""
     rows = list(items)
     if not rows:
         typer.echo(empty)
@@ -53,21 +55,21 @@ def write_table(items: Iterable[dict[str, Any]], columns: Sequence[str], *, empt
     cells = [[readable(name, item.get(name)) for name in columns] for item in rows]
     table = Table(box=None, pad_edge=False)
     for name in columns:
-        table.add_column(name, overflow="fold", no_wrap=name not in _FOLDED)
+        table.add_column(name, overflow="fold", no_wrap=name not in folded)
     for row in cells:
         table.add_row(*map(Text, row))  # Text, not markup: a name with brackets in it is shown as it is
     console = Console()
     # A terminal folds names; where ids alone are wider it wraps the line. A file or pipe gets whole lines.
-    width = max(console.width, _least_width(columns, cells)) if console.is_terminal else 10_000
+    width = max(console.width, _least_width(columns, cells, folded)) if console.is_terminal else 10_000
     Console(width=width).print(table)
 
 
-def _least_width(columns: Sequence[str], cells: Sequence[Sequence[str]]) -> int:
+def _least_width(columns: Sequence[str], cells: Sequence[Sequence[str]], folded: frozenset[str]) -> int:
     """What a table needs, in terminal cells, for every id to be in one piece."""
     total = _GAP * (len(columns) - 1)
     for name, column in zip(columns, zip(*cells, strict=True), strict=True):
         widest = max(map(cell_len, (name, *column)))
-        total += min(widest, _FOLDED_WIDTH) if name in _FOLDED else widest
+        total += min(widest, _FOLDED_WIDTH) if name in folded else widest
     return total
 
 

@@ -44,7 +44,7 @@ def simulate_limits(
         project_id = find_id(client, PROJECT, project)
         organization = str(client.ask("GET", f"/projects/{segment(project_id)}")["organization_id"])
         tenants = _tenants(client, organization, project_id, proposed)
-        replay = LimitsReplay(tenants, project_id)
+        replay = LimitsReplay(tenants, project_id, _aliases(client))
         period = _period(since, until)
         before = (primed_from(tenants.values(), period[0]), period[0])
         for of, take in ((before, replay.prime), (period, replay.take)):
@@ -74,6 +74,15 @@ def _tenants(client: AdminClient, organization: str, project_id: str, proposed: 
         own = proposed if of == project_id else _document(client, f"/projects/{segment(of)}/limits")
         found[of] = Tenant(of, organization, "", effective(above, own), effective(above))
     return found
+
+
+def _aliases(client: AdminClient) -> dict[str, frozenset[str]]:
+    """Other names of the models; none for who may not read the settings."""
+    try:
+        models = client.ask("GET", "/config").get("models") or []
+    except CommandFailed:
+        return {}
+    return {str(one["name"]): frozenset(map(str, one["aliases"])) for one in models}
 
 
 def _rows(client: AdminClient, query: dict[str, Any]) -> Iterator[list[LedgerRow]]:

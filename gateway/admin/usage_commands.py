@@ -63,7 +63,11 @@ def show_usage(
 
 def _shown(row: dict[str, Any], names: dict[str, str]) -> dict[str, Any]:
     counts = {_heading(name): row[name] for name in _COUNTS}
-    return counts | {"group": row["group"] or None, "name": names.get(row["group"]), "cost_usd": f"{row['cost_usd']:.6f}"}
+    return counts | {
+        "group": row["group"] or None,
+        "name": names.get(row["group"]),
+        "cost_usd": f"{row['cost_usd']:.6f}",
+    }
 
 
 def _heading(name: str) -> str:

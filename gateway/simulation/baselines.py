@@ -162,10 +162,11 @@ class LongestPrefixThreshold:
 
 @dataclass(frozen=True, slots=True)
 class AdditiveSettings:
-    """`is_normalised`: overlap as a share of the prompt and load as a share of the heaviest, highest sum; else blocks
-    to compute (those ahead, too) and blocks held, lowest sum. `overlap_weight`: of the former; load weighs 1.
+    """What is added up, and how overlap weighs against load, which weighs 1.
 
-    `by_events`: overlap is what replicas really hold; else what was sent there.
+    `is_normalised`: overlap as a share of the prompt, load as the mean of requests, as a share of the most, and of KV
+    used; else blocks to compute, those ahead included, and blocks held. `by_events`: overlap is what replicas really
+    hold; else what was sent there.
     """
 
     overlap_weight: float = 1.0

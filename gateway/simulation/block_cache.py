@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 FRONT, GONE = -1, -2  # no block has such a name
 
+
 class BlockCache:
     """A fixed number of blocks. Named ones can be hit; nameless ones are held by one sequence and blank afterwards.
 

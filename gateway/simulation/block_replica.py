@@ -75,7 +75,7 @@ class BlockReplica:
         return self._stride
 
     def submit(self, sequence: BlockSequence, now: float) -> bool:
-        """Take a sequence; whether what is being computed ends earlier by that. Raises ValueError if it can never fit."""
+        """Take a sequence; whether what is computed ends earlier by that. Raises ValueError for one that never fits."""
         if -(-(sequence.prompt_tokens + sequence.wanted) // self._size) > self.cache.num_blocks:
             raise ValueError(
                 f"{sequence.prompt_tokens} prompt tokens and {sequence.wanted} of output are more than the "
@@ -98,7 +98,7 @@ class BlockReplica:
         num_rows = len(self._running) - len(self._reading)
         chunks, num_single, left = self._read_on(num_rows)
         if may_seat and self._waiting:
-            num_single, left = self._seat(num_rows, chunks, num_single, left)
+            num_single, left = self._seat(chunks, num_single, left)
         assert num_rows or chunks, "sequences are open, but none can go on"
         num_prefill = sum(num for _, num in chunks if num > 1)
         seconds = self._rule.seconds(num_rows + num_single, num_prefill)
@@ -108,7 +108,9 @@ class BlockReplica:
 
     def end(self, now: float) -> tuple[list[BlockSequence], list[BlockSequence]]:
         """Book the stride: (those that got their first token, those that are finished)."""
-        stride, firsts, over = self._stride, [], []
+        stride = self._stride
+        firsts: list[BlockSequence] = []
+        over: list[BlockSequence] = []
         assert stride is not None, "a stride ends that was not begun"
         self._stride = None
         self.num_steps += stride.num_steps
@@ -156,9 +158,7 @@ class BlockReplica:
                 chunks.append((sequence, num))
         return chunks, num_single, left
 
-    def _seat(
-        self, num_rows: int, chunks: list[tuple[BlockSequence, int]], num_single: int, left: int
-    ) -> tuple[int, int]:
+    def _seat(self, chunks: list[tuple[BlockSequence, int]], num_single: int, left: int) -> tuple[int, int]:
         """Seat whom there is room for, in order. The first without room ends it."""
         seated = []
         for sequence in self._waiting:
@@ -208,9 +208,7 @@ class BlockReplica:
         insort(self._reading, sequence, key=_number)
         return True
 
-    def _num_alike(
-        self, may_seat: bool, chunks: list[tuple[BlockSequence, int]], num_single: int, left: int
-    ) -> int:
+    def _num_alike(self, may_seat: bool, chunks: list[tuple[BlockSequence, int]], num_single: int, left: int) -> int:
         """How many steps will be like this one: until one decodes its last token or needs a block, or has read."""
         milestones = self._milestones
         while milestones and milestones[0][2] != milestones[0][3].seating:

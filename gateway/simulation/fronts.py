@@ -4,7 +4,7 @@ A front is told of arrivals and of what replicas answer, and says who is sent wh
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol
 
 from cache_affinity.exact import ExactIndex

@@ -96,9 +96,7 @@ class TraceFleet:
         """It reaches its replica."""
         request, replica = flight.request, self._replicas[flight.replica]
         self._num_sent += 1
-        sequence = BlockSequence(
-            flight, self._num_sent, request.blocks, request.prompt_tokens, request.output_tokens
-        )
+        sequence = BlockSequence(flight, self._num_sent, request.blocks, request.prompt_tokens, request.output_tokens)
         is_cut = replica.submit(sequence, now)
         if is_cut:
             self._await_end(flight.replica)

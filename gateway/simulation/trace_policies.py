@@ -114,13 +114,18 @@ def _exact(names: Sequence[str]) -> ExactIndex:
     return index
 
 
+def seeded(seed: int, what: str) -> Random:
+    """Numbers of a seed for one purpose."""
+    return Random(f"{what}/{seed}")  # noqa: S311 - a simulation
+
+
 def _direct(make: Callable[[BaselineView, Random, Settings], Baseline]) -> Build:
     def build(plan: FrontPlan, settings: Settings) -> Front:
         caches = [replica.cache for replica in plan.replicas]
         gateways = []
         for number in range(plan.num_gateways):
             view = BaselineView(caches, plan.engine.scheduler.block_size, plan.names)
-            gateways.append((make(view, Random(f"{plan.seed}/{number}"), settings), view))
+            gateways.append((make(view, seeded(plan.seed, f"baseline/{number}"), settings), view))
         return DirectFront(gateways)
 
     return build
@@ -140,7 +145,7 @@ POLICIES: Mapping[str, Policy] = {
         _direct(LongestPrefixThreshold),
         LongestPrefixSettings,
         {
-            "least_share": (0.1, 0.3, 0.5, 0.8),
+            "least_share": (0.05, 0.1, 0.3, 0.5),
             "uneven_by": (2, 8, 32, 64),
             "uneven_times": (1.1, 1.5),
             "memory": (1.0, 4.0),
@@ -150,7 +155,7 @@ POLICIES: Mapping[str, Policy] = {
         _direct(Additive),
         AdditiveSettings,
         {
-            "overlap_weight": (0.25, 0.5, 1.0, 2.0, 4.0, 8.0),
+            "overlap_weight": (0.5, 1.0, 2.0, 4.0, 8.0, 16.0, 32.0),
             "is_normalised": (False, True),
             "by_events": (True, False),
         },

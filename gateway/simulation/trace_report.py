@@ -63,7 +63,7 @@ def whole(facts: TraceFacts, settings: Json, policies: Json) -> Json:
     return {"trace": trace, "settings": settings, "policies": policies}
 
 
-def settings_told(settings: TraceSettings, load: float, seeds: Sequence[int]) -> Json:
+def settings_told(settings: TraceSettings, load: float | None, seeds: Sequence[int]) -> Json:
     """The settings, with the load they come to."""
     engine = settings.engine
     return {

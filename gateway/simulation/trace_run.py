@@ -2,7 +2,6 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from random import Random
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from gateway.simulation.capacity import Demand
 from gateway.simulation.recording import Recording, TraceFacts
 from gateway.simulation.replica import EngineSettings
 from gateway.simulation.trace_fleet import TraceFleet
-from gateway.simulation.trace_policies import POLICIES, FrontPlan, Settings
+from gateway.simulation.trace_policies import POLICIES, FrontPlan, Settings, seeded
 
 Seconds = npt.NDArray[np.float64]
 
@@ -42,7 +41,9 @@ class TraceEngine:
 
 @dataclass(frozen=True, slots=True)
 class TraceSettings:
-    """`kv_tokens`: of each replica. `speed`: times as fast as recorded. `speed_error`: each replica's steps take
+    """A fleet and how it is asked.
+
+    `kv_tokens`: of each replica. `speed`: times as fast as recorded. `speed_error`: each replica's steps take from
     1 - `speed_error` to 1 + `speed_error` times what is said of them, drawn by seed.
     """
 
@@ -114,7 +115,7 @@ def _ignore(num_arrived: int) -> None:
 
 
 def run_trace(
-    recording: Recording, settings: TraceSettings, policy: str, parameters: Settings, seed: int,
+    recording: Recording, settings: TraceSettings, policy: str, parameters: Settings, seed: int, *,
     on_progress: Callable[[int], Any] = _ignore,
 ) -> TraceResult:  # fmt: skip
     """Simulate until everything is answered. The same arguments give the same result to the last digit.
@@ -122,13 +123,13 @@ def run_trace(
     Raises ValueError for a request that does not fit into a replica.
     """
     engine = settings.engine.settings(settings.kv_tokens, recording.block_tokens)
-    rng, error = Random(f"speeds/{seed}"), settings.speed_error
+    rng, error = seeded(seed, "speeds"), settings.speed_error
     speeds = [rng.uniform(1 - error, 1 + error) for _ in range(settings.num_replicas)]
     # The seed is in the names, so that it also draws which prompts are at home where.
     replicas = [BlockReplica(f"r{number + 1}-{seed}", engine, speed=speed) for number, speed in enumerate(speeds)]
     plan = FrontPlan(replicas, engine, settings.num_gateways, seed)
     front = POLICIES[policy].build(plan, parameters)
-    gateways = Random(f"gateways/{seed}")
+    gateways = seeded(seed, "gateways")
     fleet = TraceFleet(
         replicas, front, hop_s=settings.hop_s, on_progress=on_progress,
         gateway_of=lambda _request: gateways.randrange(settings.num_gateways),

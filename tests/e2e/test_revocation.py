@@ -15,6 +15,7 @@ from tests.warmlane_process import commands
 NUM_CLIENTS = 48  # on four gateways: that one has none of them happens once in 200,000 runs
 ASK_EVERY_S = 0.02
 MOST_S = 1.0
+NUM_RUNS = 25  # of each kind: P12 asks for 50
 
 pytestmark = [pytest.mark.e2e, pytest.mark.chaos, pytest.mark.timeout(120)]
 
@@ -82,12 +83,12 @@ async def test_a_revoked_key_is_out_everywhere_within_a_second(redis_server, tmp
             new = {"name": "k", "project_id": project["id"]}
             told_s, untold_s, deleted_s = [], [], []
             async with await RedisStore.open(redis_server.url) as elsewhere:
-                for _ in range(3):
+                for _ in range(NUM_RUNS):
                     key = await system.admin("/keys", "POST", new)
                     told_s.append(
                         await refused_after(system, key["secret"], lambda: system.admin(f"/keys/{key['id']}", "DELETE"))  # noqa: B023
                     )
-                for _ in range(3):
+                for _ in range(NUM_RUNS):
                     key = await system.admin("/keys", "POST", new)
                     untold_s.append(
                         await refused_after(system, key["secret"], lambda: elsewhere.revoke_key(key["id"]))  # noqa: B023
@@ -96,5 +97,7 @@ async def test_a_revoked_key_is_out_everywhere_within_a_second(redis_server, tmp
                 path = f"/projects/{project['id']}?cascade=true"
                 deleted_s.append(await refused_after(system, key["secret"], lambda: system.admin(path, "DELETE")))
             assert await asyncio.to_thread(running.end) == 0, running.stderr
-    print(f"revoked: told {told_s}, untold {untold_s}, project deleted {deleted_s} (seconds)")
+    print(
+        f"revoked: told {max(told_s):.3f}, untold {max(untold_s):.3f}, project deleted {max(deleted_s):.3f} s at most"
+    )
     assert max(told_s + untold_s + deleted_s) < MOST_S

@@ -237,6 +237,20 @@ def test_a_full_disk_refuses_what_is_new_and_keeps_what_ended(make, tmp_path, fu
     assert replayed(tmp_path) == (["req_1"], ["req_5"])
 
 
+def test_a_full_disk_is_told_once(make, tmp_path, full_disk):
+    """Or the log fills what is left of it; again after there was room."""
+    journal = make()
+    with capture_logs() as told:
+        for _ in range(2):
+            full_disk(files(tmp_path)[0].stat().st_size)
+            for number in range(3):
+                with pytest.raises(Refused):
+                    journal.intend(intent(number))
+            full_disk(resource.RLIM_INFINITY)
+            journal.intend(intent(9))
+    assert [one["event"] for one in told].count("ledger.write_failed") == 2
+
+
 def test_a_full_disk_stops_the_change_to_a_new_file(make, tmp_path, full_disk):
     """The old file stays in use, and nothing of the new one is left."""
     journal = make(max_file_bytes=600)

@@ -77,6 +77,21 @@ async def test_a_restart_does_not_empty_the_organisations_day(ledger):
     reservation.undo(Moment(5000.0, NOW))
 
 
+async def test_an_organisation_counts_cached_tokens_by_its_own_discount(ledger):
+    """As before the restart: its project charges cached tokens in full, it does not."""
+    await ledger.add([row(1, NOW - 5, prompt_tokens=90, cached_tokens=80, completion_tokens=5, charged_tokens=95)])
+    above = Limits(tokens_per_day=100, tpm=100, cached_token_discount=0.75)
+    limited = Tenant("proj_a", "org_a", "salt", Limits(tokens_per_day=100, tpm=100), above)
+    quotas = await restored(ledger, limited)
+    used = {(one.scope.value, one.name): one.used for one in quotas.standings(limited, Moment(5000.0, NOW))}
+    assert used == {
+        ("organization", "tpm"): 35,
+        ("organization", "tokens_per_day"): 35,
+        ("project", "tpm"): 95,
+        ("project", "tokens_per_day"): 95,
+    }
+
+
 async def test_a_recovered_request_counts_as_what_it_had_reserved(ledger):
     """Killing the gateway is no way to spend more than a budget."""
     recovered = row(1, NOW - 5, recovered=True, outcome="recovered", charged_tokens=80, cost_nanousd=900)

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 
 from cache_affinity.ratio import TokenRatio
+from gateway.reserving import UNREPORTED_BYTES
 from gateway.tenant_ratios import FIRST_LEAST, FIRST_MOST, TenantRatios
 from tests.gateway.kit import chat
 from tests.scripted_engine import answer
@@ -50,6 +51,21 @@ async def test_another_tenants_texts_change_little_of_what_leaving_early_costs(l
         own.append(gateway.records[-1].prompt_tokens)
     assert own == [own[0]] * 3
     assert own[0] == pytest.approx(len(PROMPT) / 4, rel=0.05)
+
+
+async def test_nobody_teaches_that_its_prompts_are_short_and_then_leaves_early(launch):
+    """Thirty prompts of blanks, 16 bytes a token; the dense one after them is charged as prose at least."""
+    gateway = await launch()
+    for _ in range(30):
+        gateway.script(answer("a", prompt_tokens=len(PROMPT) // 16 + 5))
+        await gateway.post(chat(" " * len(PROMPT), max_tokens=5))
+    gateway.script(answer("c", gates={2: asyncio.Event()}))
+    client = await gateway.start(chat(PROMPT, stream=True))
+    await client.until('"c"')
+    client.close()
+    await gateway.until_quiet()
+    assert gateway.records[-1].reserved_tokens < len(PROMPT) / 10, "believed, until it ends without a report"
+    assert gateway.records[-1].prompt_tokens == pytest.approx(len(PROMPT) / UNREPORTED_BYTES, rel=0.05)
 
 
 def test_a_newcomer_begins_with_the_models_ratio_within_reason():

@@ -1,6 +1,8 @@
 """The limits document: strict about what it takes, exact about what follows from two levels."""
 
 import contextlib
+import re
+from pathlib import Path
 from typing import get_args
 
 import msgspec
@@ -361,3 +363,17 @@ def test_any_bytes_give_a_document_or_a_limits_error(document):
     """The parser meets bytes from the network and from the store."""
     with contextlib.suppress(LimitsError):
         parse_limits(document)
+
+
+def test_every_document_that_the_docs_show_can_be_set():
+    """An example is copied before anything is read."""
+    texts = [path.read_text() for path in [Path("README.md"), *Path("docs").glob("*.md")]]
+    shown = [
+        one
+        for text in texts
+        for one in re.findall(r"```json\n(\{.*?\})\n```|limits set [^'\n]*'(\{[^']*\})'", text, re.DOTALL)
+    ]
+    documents = [block or inline for block, inline in shown if '"rpm"' in block or inline]
+    assert len(documents) >= 3
+    for document in documents:
+        parse_limits(document.encode())

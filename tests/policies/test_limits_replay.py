@@ -101,6 +101,15 @@ def test_models_and_lanes_are_named_too():
     assert set(found.by_limit) == {"project.surfaces"}
 
 
+def test_a_model_may_be_allowed_by_an_alias():
+    """As the gateway takes it; the ledger has the real name."""
+    tenant = Tenant("proj_a", "org_a", "", Limits(models=frozenset({"fast"})), Limits())
+    for aliases, refused in (({"small-a": frozenset({"fast", "quick"})}, 0), ({"other": frozenset({"fast"})}, 1)):
+        replay = LimitsReplay({"proj_a": tenant}, "proj_a", aliases)
+        replay.take([row(1)])
+        assert replay.found.refused_now == refused
+
+
 def test_other_projects_use_up_what_the_organisation_shares():
     """But only this project's refusals are told."""
     rows = [row(0, project="proj_b"), row(1, project="proj_b"), row(2), row(3), row(4, project="proj_c")]

@@ -211,18 +211,20 @@ async def test_a_slot_that_moves_is_followed(cluster, prefix):
 async def test_a_primary_that_was_frozen_is_not_believed_when_it_is_back(redis_program, prefix):  # noqa: F811
     """It answers as if nothing had been, until Sentinel has told it: what it is given then is thrown away.
 
-    Neither by who asked it all the while nor by who had nothing to ask.
+    Neither by who asked it all the while, nor by who had nothing to ask, nor by whose call it slept through.
     """
     with running(SentinelGroup) as group:
-        busy, idle = RedisLink(group.url), RedisLink(group.url)
-        for link in (busy, idle):
+        busy, idle, slow = (RedisLink(group.url) for _ in range(3))
+        for link in (busy, idle, slow):
             await link.call(lambda redis: redis.set(f"{prefix}:first", "x"))
         group.primary.pause()
+        late = asyncio.create_task(was_set(slow, f"{prefix}:late", timeout_s=30.0))
         while group.primary_port() != group.replica.port:
             with contextlib.suppress(StoreError):
                 await busy.call(lambda redis: redis.get(prefix))
             await asyncio.sleep(0.02)
         group.primary.resume()
+        assert not await late
         for number, link in itertools.product(range(20), (idle, busy)):
             key = f"{prefix}:{number}:{id(link)}"
             async with asyncio.timeout(10):
@@ -231,14 +233,14 @@ async def test_a_primary_that_was_frozen_is_not_believed_when_it_is_back(redis_p
             with group.replica.client() as kept:
                 assert kept.get(key) == b"x"
             await asyncio.sleep(0.02)
-        await busy.close()
-        await idle.close()
+        for link in (busy, idle, slow):
+            await link.close()
 
 
-async def was_set(link, key):
+async def was_set(link, key, **options):
     """Whether the store says so."""
     try:
-        return await link.call(lambda redis: redis.set(key, "x"))
+        return await link.call(lambda redis: redis.set(key, "x"), **options)
     except StoreError:
         return False
 

@@ -85,7 +85,7 @@ def test_a_warm_replica_with_a_queue_is_left_for_one_that_answers_far_sooner():
     busy = fleet.hold(warm, 1, text="x" * 2_000, read=False)
     decision = fleet.route("topic " * 200, "more")
     assert decision.chosen != warm
-    assert decision.why in {Why.FASTER, Why.SPILLED_HOME}
+    assert decision.why is Why.CHEAPER
     assert decision.passed == warm
     busy[0].prefilled()
     assert fleet.route("topic " * 200, "more").chosen == warm
@@ -99,8 +99,8 @@ def test_a_large_hit_bears_a_short_queue():
     assert fleet.route("topic " * 5000, "more").chosen == warm
 
 
-@pytest.mark.parametrize(("held", "why"), [(SYSTEM, Why.SPILLED), ("", Why.SPILLED_HOME)])
-def test_an_overloaded_warm_replica_spills_to_another_that_holds_some_or_to_the_home(held, why):
+@pytest.mark.parametrize("held", [SYSTEM, ""])
+def test_a_crowded_warm_replica_is_left_for_another_that_holds_some_or_for_any(held):
     """What is moved goes where most of its prefix lies, however little that is."""
     fleet = Fleet(4, seats=64)
     opening = "a long document " * 800
@@ -110,11 +110,11 @@ def test_an_overloaded_warm_replica_spills_to_another_that_holds_some_or_to_the_
         fleet.pool.get(other).shadow.insert(key_of(held), fleet.now)
     fleet.hold(warm, 50)
     decision = fleet.route(SYSTEM, opening, "more")
-    assert (decision.why, decision.passed) == (why, warm)
+    assert (decision.why, decision.passed) == (Why.REPLICATED, warm)
     assert decision.chosen == other if held else decision.chosen != warm
 
 
-def test_an_overloaded_warm_replica_is_passed_for_another_warm_one():
+def test_a_crowded_warm_replica_is_passed_for_another_that_holds_less():
     """The next best holder, not a cold one."""
     fleet = Fleet(4, seats=32)
     warm = fleet.dispatch(*session(1)).replica.name
@@ -122,7 +122,7 @@ def test_an_overloaded_warm_replica_is_passed_for_another_warm_one():
     fleet.pool.get(other).shadow.insert(key_of(SYSTEM), fleet.now)
     fleet.hold(warm, 28)
     decision = fleet.route(*session(1, turns=2))
-    assert (decision.chosen, decision.why) == (other, Why.WARM)
+    assert (decision.chosen, decision.why, decision.passed) == (other, Why.REPLICATED, warm)
 
 
 def test_an_engine_whose_cache_is_off_stops_attracting_requests():

@@ -28,7 +28,7 @@ from tests.soak.asking import Ending, ask
 from tests.soak.kv_mirror import KvMirror
 from tests.soak.traffic import MODEL, Traffic
 
-_SIZES = ("--max-seqs", "4", "--kv-tokens", "1024", "--host-kv-mb", "48", "--max-step-tokens", "256")
+_SIZES = ("--max-seqs", "4", "--kv-tokens", "768", "--host-kv-mb", "48", "--max-step-tokens", "256")
 _WATCHED = ("--check-when-idle", "--kv-events", "--kv-events-buffer-steps", "1", "--log-level", "debug")
 _ALSO = ("--embeddings", "--tool-format", "hermes", "--speculation", "ngram", "--eviction", "slru")
 _QUIET_S = 1.5  # longer than a snapshot is given out again for

@@ -89,7 +89,7 @@ class Traffic:
 
     def __init__(self, seed: int) -> None:
         self._random = Random(seed)
-        self._systems = [self._text(self._random.randint(90, 220)) for _ in range(9)]
+        self._systems = [self._text(self._random.randint(60, 150)) for _ in range(9)]
         self._turns: dict[tuple[int, str | None], list[dict[str, str]]] = {}
 
     def next(self) -> Ask:

@@ -1,8 +1,10 @@
 """KV on its way to host memory and back, on the real model: what comes back is what was computed."""
 
 import contextlib
+import sys
 
 import numpy as np
+import psutil
 import pytest
 
 from engines.core.plan import Discard, EngineFault, Fork, Restore, Row, Save, StepPlan, Truncate
@@ -148,13 +150,28 @@ def test_no_host_memory_is_a_fault(runner, tokens, monkeypatch):
     """An allocation that is refused ends the step, not the process."""
 
     def refuse(size, dtype):
-        raise MemoryError
+        raise OSError(12, "Cannot allocate memory")
 
     _fill(runner, 0, tokens)
-    monkeypatch.setattr("engines.gguf.saved.np.empty", refuse)
+    monkeypatch.setattr("engines.gguf.saved.mmap.mmap", refuse)
     with pytest.raises(EngineFault, match=r"no host memory for 4\.\d MB"):
         runner.execute(_plan(memory=[Save(0, 1, 200)]))
     assert len(runner._saved) == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="how much memory a process holds is told best there")
+def test_memory_of_a_state_goes_back_to_the_system_whatever_lies_around_it(runner, tokens):
+    """Every other one is given up: half of what they took is free again, and no hole is left in the heap."""
+    _fill(runner, 0, tokens)
+    resident = psutil.Process().memory_info
+    np.ones(20 << 20, np.uint8)  # freed at once: from now on the heap takes blocks of that size itself
+    before = resident().rss
+    handles = range(1, 25)
+    runner.execute(_plan(memory=[Save(0, handle, len(tokens)) for handle in handles]))
+    taken = resident().rss - before
+    assert taken > 0.9 * runner._saved.num_bytes
+    runner.execute(_plan(memory=[Discard(handle) for handle in handles if handle % 2]))
+    assert resident().rss - before < 0.6 * taken
 
 
 def test_the_smallest_runner_saves_too(model):

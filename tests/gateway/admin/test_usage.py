@@ -380,7 +380,7 @@ async def test_the_files_name_says_what_it_is(warmlane, ledger, tmp_path, monkey
     assert (failed.exit_code, failed.stderr) == (1, f"warmlane: {NO_PYARROW}\n")
     for words in (("--out", str(tmp_path / "rows.txt")), ("--out", str(tmp_path / "a.parquet"), "--format", "csv")):
         assert (await warmlane("usage", "export", *words)).exit_code == 0
-        assert Path(words[1]).read_text().startswith("request_id,")
+        assert (await asyncio.to_thread(Path(words[1]).read_text)).startswith("request_id,")
     wrong = await warmlane("usage", "export", "--format", "xlsx", "--out", str(tmp_path / "a"))
     assert (wrong.exit_code, "csv or parquet" in wrong.stderr) == (2, True)
 

@@ -1,0 +1,45 @@
+"""Whose step it is where prompts and urgent decodes are not computed together. Pure.
+
+Some devices compute a step of both no faster than one of each (llama.cpp on a CPU: slower). There the urgent sequences
+that decode and the urgent prompts take turns: each that decodes gets its token, then prompts get a step.
+"""
+
+from dataclasses import dataclass
+from itertools import islice
+
+from engines.core.seats import Seats
+from engines.core.sequence import Sequence
+from policies.lane import Lane
+
+_URGENT = (Lane.INTERACTIVE, Lane.STANDARD)
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """`num_resting` urgent sequences decode and have had their token: prompts may have the step; 0: they may not.
+
+    `is_overtaken`: most of those came no earlier than the prompt that has waited longest. They got their first token
+    sooner, so they are the ones to wait.
+    """
+
+    num_resting: int = 0
+    is_overtaken: bool = False
+
+
+def turn_of(seats: Seats, last_step: int) -> Turn | None:
+    """Whose turn it is after step `last_step`; None where only one kind is there, so that nobody need rest."""
+    seated = [s for lane in _URGENT for s in seats.running.in_lane(lane)]
+    decoding = [s for s in seated if s.is_decoding]
+    prompts = [s for s in seated if not s.is_decoding]
+    if len(seated) < seats.num_urgent_seats:
+        prompts += [s for lane in _URGENT for s in islice(seats.waiting.in_lane(lane), 1)]
+    if not decoding or not prompts:
+        return None
+    if any(s.last_step < last_step for s in decoding):
+        return Turn()
+    return Turn(len(decoding), _is_overtaken(prompts, decoding))
+
+
+def _is_overtaken(prompts: list[Sequence], decoding: list[Sequence]) -> bool:
+    since = min(s.added_step for s in prompts)
+    return 2 * sum(s.first_step > since for s in decoding) > len(decoding)
