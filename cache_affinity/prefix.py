@@ -14,6 +14,7 @@ from xxhash import xxh3_64_intdigest
 BLOCK_BYTES = 1024  # measured: 5.5 µs for 32 KB; 256-byte blocks cost three times as much
 MAX_BORDERS = 4096  # 4 MiB of prompt, or 4,096 messages; more is not looked at
 _SEGMENT_END = 0x243F6A8885A308D3  # the first digits of pi: marks the end of a segment in the chain
+_HOME_HINT = 0x13198A2E03707344  # its next digits: no hint is taken for a message
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,20 +37,27 @@ class PrefixKey:
 
 
 def prefix_key(
-    model: str, salt: str, segments: Iterable[bytes], *, home_segments: int = 2, max_borders: int = MAX_BORDERS
+    model: str,
+    salt: str,
+    segments: Iterable[bytes],
+    *,
+    home_segments: int = 2,
+    home_hint: bytes = b"",
+    max_borders: int = MAX_BORDERS,
 ) -> PrefixKey:
     """The key of one prompt. A border depends only on bytes before it, so prompts that begin alike share borders.
 
     The cut into segments enters the hash: ["ab", "c"] and ["a", "bc"] share nothing. An empty segment has no border
     of its own but changes those after it. After `max_borders` the chain stops: what lies behind counts in
     `total_bytes` and is predicted to be held nowhere. `home_segments`: how many leading segments all turns of the
-    conversation share, up to and with the first message of the user.
+    conversation share, up to and with the first message of the user. `home_hint`: what the caller says belongs
+    together; it draws the home in their place, and only within the tenant, whose secret it is hashed with.
 
     64 bits are enough: a collision within one tenant (by chance 3e-8 among a million borders) only misroutes a
     request, and across tenants both sides start from secrets that neither caller knows.
     """
     segments = tuple(segments)
-    chain = _root(model, salt)
+    chain = root = _root(model, salt)
     hashes: list[int] = []
     sizes: list[int] = []
     size = 0
@@ -76,6 +84,8 @@ def prefix_key(
             hashes.append(chain)
             sizes.append(size)
     del hashes[max_borders:], sizes[max_borders:]  # the piece after the last whole block is one too many
+    if home_hint:
+        home = xxh3_64_intdigest(home_hint, root) ^ _HOME_HINT
     return PrefixKey(tuple(hashes), tuple(sizes), sum(map(len, segments)), home or chain)
 
 

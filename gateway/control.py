@@ -173,7 +173,9 @@ class Control:
         if tenant is None:
             raise ClientError("no project of this id has a key", param="project_id", status=404, code="not_found")
         model = self._parts.models.resolve(request.model, tenant)
-        key = prefix_key(model, tenant.cache_salt, request.segments, home_segments=request.home_segments)
+        key = prefix_key(
+            model, tenant.cache_salt, request.segments, home_segments=request.home_segments, home_hint=request.home_hint
+        )
         lane = Lane(asked.lane)
         labels = self._parts.settings.lanes.labels_of(lane)
         return RouteQuery(

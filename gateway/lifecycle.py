@@ -116,7 +116,9 @@ class Lifecycle:
         call.deadline = read_deadline(call.incoming)
         call.traceparent = read_traceparent(call.incoming)
         salt = principal.tenant.cache_salt
-        key = prefix_key(model, salt, request.segments, home_segments=request.home_segments)
+        key = prefix_key(
+            model, salt, request.segments, home_segments=request.home_segments, home_hint=request.home_hint
+        )
         return RouteQuery(
             model,
             key,

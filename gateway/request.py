@@ -30,7 +30,8 @@ class InferenceRequest:
     `fields`: the body's top level, nested values as the client wrote them. `segments`: the canonical prompt, one
     piece a tool block or message. `home_segments`: how many of them all turns of a conversation share (up to the
     first user message): they choose a cold prompt's home. `num_choices`: answers to one request, `n` for each prompt.
-    `tier_lane`: what `service_tier` asks for. `max_output_tokens`: for all choices.
+    `tier_lane`: what `service_tier` asks for. `max_output_tokens`: for all choices. `home_hint`: what the client says
+    belongs together (`prompt_cache_key`, else `session_id`), as it spelled it; empty for nothing usable.
     """
 
     surface: Surface
@@ -43,6 +44,7 @@ class InferenceRequest:
     num_choices: int
     max_output_tokens: int | None
     tier_lane: Lane | None
+    home_hint: bytes = b""
 
     @property
     def prompt_bytes(self) -> int:
@@ -92,6 +94,7 @@ _LANE_OF_TIER: dict[str, Lane | None] = {  # of OpenAI, and of those who speak i
 }
 # llama.cpp's and TGI's own words for the bound, which win over ours; and for how many answers there are.
 _OTHER_BOUNDS = frozenset({"n_predict", "max_new_tokens", "n_cmpl"})
+MAX_HINT_BYTES = 1024  # chosen: ids are shorter
 MAX_MODEL_CHARS = 256  # chosen: twice the longest name that can be configured
 
 
@@ -125,6 +128,7 @@ def read(surface: Surface, body: bytes) -> InferenceRequest:
         num_choices=num_choices,
         max_output_tokens=_output_bound(fields, prompt.num_prompts),
         tier_lane=_LANE_OF_TIER.get(tier or ""),
+        home_hint=_home_hint(fields),
     )
 
 
@@ -142,6 +146,15 @@ def asked_lane(body: bytes) -> Lane | None:
         return _LANE_OF_TIER.get(_tier(tier) or "") if tier else None
     except (msgspec.MsgspecError, RecursionError):
         return None
+
+
+def _home_hint(fields: dict[str, Raw]) -> bytes:
+    """A hint is never refused: what is no short string is no hint."""
+    for name in ("prompt_cache_key", "session_id"):
+        hint = bytes(fields.get(name, b""))
+        if hint.startswith(b'"') and len(b'""') < len(hint) <= MAX_HINT_BYTES:
+            return hint
+    return b""
 
 
 def _check_numbers(fields: dict[str, Raw]) -> None:

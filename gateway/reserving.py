@@ -113,7 +113,7 @@ class Held(Struct, eq=False):
         """
         parts, story, model, reservation = self.parts, self.call.story, query.model, self.reservation
         assert reservation is not None, "it has arrived"
-        self.ratio = ratio = self.ratios.of(self.tenant.project_id, model, parts.router.ratios.of(model))
+        self.ratio = ratio = self.ratios.of(self.tenant.project_id, model, parts.router.ratios)
         self.prompt_bytes = query.key.total_bytes
         self.is_counted = query.tokens is not None
         prompt = ratio.tokens(self.prompt_bytes) if query.tokens is None else query.tokens.num_tokens

@@ -4,11 +4,9 @@ The ratio that routing learns of a model is everybody's: a tenant that sends tex
 would make the prompts of all others look eight times as long, and their limits refuse them.
 """
 
-from collections import OrderedDict
+from cache_affinity.ratio import TokenRatio, TokenRatios
 
-from cache_affinity.ratio import TokenRatio
-
-MAX_FLOWS = 16_384  # the least recently used are forgotten
+MAX_FLOWS = 16_384  # the oldest are forgotten: they begin again, which is cheaper than to know who was used last
 FIRST_LEAST, FIRST_MOST = 2.0, 8.0  # chosen: within these the model's ratio is believed for a tenant's first prompt
 
 
@@ -16,20 +14,19 @@ class TenantRatios:
     """The learned ratio of each (project, model). Bounded by `MAX_FLOWS`."""
 
     def __init__(self, max_flows: int = MAX_FLOWS) -> None:
-        self._ratios: OrderedDict[tuple[str, str], TokenRatio] = OrderedDict()
+        self._ratios: dict[tuple[str, str], TokenRatio] = {}  # the oldest first
         self._max_flows = max_flows
 
-    def of(self, project_id: str, model: str, everybodys: TokenRatio) -> TokenRatio:
-        """The project's own ratio of this model. `everybodys`: the model's, which a newcomer begins with."""
+    def of(self, project_id: str, model: str, everybodys: TokenRatios) -> TokenRatio:
+        """The project's own ratio of this model. `everybodys`: of all models, which a newcomer begins with."""
         flow = (project_id, model)
         ratio = self._ratios.get(flow)
         if ratio is not None:
-            self._ratios.move_to_end(flow)
             return ratio
-        ratio = TokenRatio(min(max(everybodys.bytes_per_token, FIRST_LEAST), FIRST_MOST))
+        ratio = TokenRatio(min(max(everybodys.of(model).bytes_per_token, FIRST_LEAST), FIRST_MOST))
         self._ratios[flow] = ratio
         if len(self._ratios) > self._max_flows:
-            self._ratios.popitem(last=False)
+            del self._ratios[next(iter(self._ratios))]
         return ratio
 
     def __len__(self) -> int:

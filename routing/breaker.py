@@ -53,7 +53,7 @@ class Breaker:
     """
 
     __slots__ = (
-                "_num_faults",
+        "_num_faults",
         "_num_void",
         "_open_s",
         "_open_until",

@@ -20,7 +20,9 @@ class Why(Enum):
 
     WARM = "{chosen} holds about {hit} of {prompt} prompt tokens and is not too busy for that"
     CHEAPER = "{passed} holds more of the prompt, but waiting there costs more than reading it again at {chosen}"
-    REPLICATED = "{passed} holds more of the prompt but has far more requests than the others; {chosen} is to hold it too"
+    REPLICATED = (
+        "{passed} holds more of the prompt but has far more requests than the others; {chosen} is to hold it too"
+    )
     HOME = "{held}; {chosen} is the prompt's home by hash"
     NEXT_HOME = "{held}; {passed}, the prompt's home by hash, is busier or slower; {chosen} is the best place"
 

@@ -53,7 +53,8 @@ def pick(
         if not is_crowded:
             return chosen, Why.CHEAPER, warmest
         crowding = _crowding(replicas[warmest], rows[warmest], min([row[7] for row in rows]))
-        return chosen, Why.REPLICATED if prices[warmest] - crowding <= prices[chosen] else Why.CHEAPER, warmest
+        is_for_crowd = prices[warmest] - crowding <= prices[chosen]
+        return chosen, Why.REPLICATED if is_for_crowd else Why.CHEAPER, warmest
     if len(tied) < len(rows):
         home = heaviest(key, replicas)
     return chosen, Why.HOME if chosen == home else Why.NEXT_HOME, home
@@ -94,7 +95,7 @@ def _least_loaded(key: PrefixKey, replicas: Sequence[Replica], rows: Sequence[Ro
 def _within_share(
     key: PrefixKey, replicas: Sequence[Replica], rows: Sequence[Row], among: list[int], *, feels_bulk: bool
 ) -> tuple[int, int]:
-    """(the chosen, the home) among these: the prompt's home, or the next in its order that has no more than its share of the work.
+    """(the chosen, the home) among these: the home, or the next in the prompt's order with no more than its share.
 
     Work is compared in time: of two kinds of engine the faster one's share is larger.
     """
@@ -103,7 +104,7 @@ def _within_share(
     some = replicas if len(among) == len(replicas) else [replicas[index] for index in among]
     works = works_of(some, feels_bulk=feels_bulk)
     ms = rows[among[0]][8]
-    if any([rows[index][8] != ms for index in among]):
+    if any(rows[index][8] != ms for index in among):
         works = [round(work * rows[index][8] / ms) for work, index in zip(works, among, strict=True)]
     chosen, home = place(key, some, works)
     return among[chosen], among[home]

@@ -14,9 +14,11 @@ from policies.lane import Lane
 from routing.breaker import Verdict
 from routing.decision import RouteDecision
 from routing.lease import Lease
+from routing.pool_statistics import PoolStatistics, statistics_of
 from routing.replica import MOVES, ROW_TOKENS, Replica, ReplicaSpec, ReplicaState
 from routing.scorers import tokens_ahead
 from routing.step_model import Gaps, MeanRows
+from routing.ttft import TtftModel
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,34 +27,6 @@ class PoolSettings:
 
     reserved_seats: Mapping[Lane, int] = field(default_factory=dict)
     kv_tokens: int = 131_072
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicaStatistics:
-    """One replica for the admin plane and the metrics. `in_flight`: open leases by lane.
-
-    `bulk_seats`: what bulk may hold of it beside the present interactive work.
-    """
-
-    name: str
-    model: str
-    state: ReplicaState
-    seats: int
-    in_flight: dict[Lane, int]
-    outstanding_tokens: int
-    shadow_nodes: int
-    shadow_bytes: int
-    prefill_rate: float
-    hit_confidence: float
-    bulk_seats: int
-
-
-@dataclass(frozen=True, slots=True)
-class PoolStatistics:
-    """`num_leases`: open ones, those on removed replicas included; zero when quiescent."""
-
-    num_leases: int
-    replicas: tuple[ReplicaStatistics, ...]
 
 
 class LeaseWatcher(Protocol):
@@ -79,7 +53,8 @@ class ReplicaPool:
         self.watcher: LeaseWatcher | None = None
         self._replicas: dict[str, Replica] = {}
         self._by_model: dict[str, tuple[Replica, ...]] = {}
-        self._factors: dict[tuple[str, str, int | None], CapacityFactor] = {}  # by model, engine and stated KV
+        self._usual: dict[str, TtftModel] = {}  # by model, of all replicas together
+        self._factors: dict[tuple[str, str, int | None], CapacityFactor] = {}
         self.holders = Holders()
         self._num_leases = 0
 
@@ -114,7 +89,7 @@ class ReplicaPool:
         replica = self._replicas.get(spec.name)
         capacity_bytes, max_nodes = bounds(spec.kv_tokens or self.settings.kv_tokens)
         if replica is None:
-            factor = self._factors.setdefault((spec.model, spec.engine, spec.kv_tokens), CapacityFactor())
+            factor = self._factors.setdefault(spec.kind, CapacityFactor())
             shadow = ShadowIndex(capacity_bytes, max_nodes, name=spec.name, holders=self.holders, factor=factor)
             replica = Replica(spec, shadow, self._seat_limits(spec.seats), now)
             self._replicas[spec.name] = replica
@@ -125,6 +100,7 @@ class ReplicaPool:
             if (known.generation, known.url, known.model) != (spec.generation, spec.url, spec.model):
                 replica.restart(now)
         self._index()
+        self._assume(spec.model)
         return replica
 
     def remove(self, name: str) -> bool:
@@ -137,6 +113,9 @@ class ReplicaPool:
             return False
         replica.shadow.leave()
         self._index()
+        self._usual = {model: usual for model, usual in self._usual.items() if model in self._by_model}
+        kinds = {one.spec.kind for one in self._replicas.values()}
+        self._factors = {kind: factor for kind, factor in self._factors.items() if kind in kinds}
         return True
 
     def can_move(self, name: str, state: ReplicaState) -> bool:
@@ -243,9 +222,20 @@ class ReplicaPool:
         if lease.is_current and not lease.is_hidden:  # how long bulk was left out says nothing of how fast it reads
             replica = lease.replica
             replica.ttft.observe(lease.tokens_ahead + uncached_tokens, ttft_s)
+            self._usual.setdefault(replica.spec.model, TtftModel()).observe(
+                lease.tokens_ahead + uncached_tokens, ttft_s
+            )
+            self._assume(replica.spec.model)
             if not lease.unread_ahead:
                 replica.steps.learn_ttft(uncached_tokens, lease.rows_ahead, ttft_s, lease.begun_at + ttft_s)
             _price_rows(replica)
+
+    def _assume(self, model: str) -> None:
+        """Replicas that nothing was learned of are taken to be like the others of their model."""
+        if model in self._usual:
+            for replica in self.of_model(model):
+                if replica.ttft.unlearned:
+                    replica.ttft.assume(self._usual[model])
 
     def learn_gaps(self, lease: Lease, gaps: Gaps, now: float) -> MeanRows | None:
         """Take in the gaps of a streamed answer; who was on the replica meanwhile, None if unknown or it restarted."""
@@ -277,7 +267,7 @@ class ReplicaPool:
 
     def statistics(self) -> PoolStatistics:
         """Everything countable, at this moment."""
-        return PoolStatistics(self._num_leases, tuple(map(_statistics, self._replicas.values())))
+        return PoolStatistics(self._num_leases, tuple(map(statistics_of, self._replicas.values())))
 
     def _seat_limits(self, seats: int) -> tuple[int, ...]:
         """Below how many open leases each lane, by rank, may take a seat. Every lane keeps at least one.
@@ -308,14 +298,3 @@ def _reading_s(replica: Replica, tokens_ahead: int, uncached_tokens: int) -> flo
     if replica.spec.capabilities.leaves_bulk_out:
         return replica.ttft.predict_s(tokens_ahead + uncached_tokens)
     return replica.steps.reading_s(replica.outstanding_tokens + uncached_tokens, replica.num_in_flight)
-
-
-def _statistics(replica: Replica) -> ReplicaStatistics:
-    shadow = replica.shadow.statistics()
-    return ReplicaStatistics(
-        name=replica.name, model=replica.spec.model, state=replica.state, seats=replica.spec.seats,
-        in_flight={lane: replica.in_flight[lane.rank] for lane in Lane},
-        outstanding_tokens=replica.outstanding_tokens, shadow_nodes=shadow.num_nodes, shadow_bytes=shadow.held_bytes,
-        prefill_rate=replica.ttft.prefill_rate, hit_confidence=replica.confidence.value,
-        bulk_seats=min(replica.bulk_seats, replica.seat_limits[Lane.BULK.rank]),
-    )  # fmt: skip

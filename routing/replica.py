@@ -55,6 +55,11 @@ class ReplicaSpec:
     bulk_seats: int | None = None
     is_cache_shared: bool = False
 
+    @property
+    def kind(self) -> tuple[str, str, int | None]:
+        """What it has in common with replicas that keep as much of a prompt as it does: model, engine and stated KV."""
+        return self.model, self.engine, self.kv_tokens
+
 
 class Replica:
     """One engine instance with its load, health and what it is believed to hold.

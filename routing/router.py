@@ -137,7 +137,7 @@ class Router:
         feels_bulk = query.lane is Lane.BULK
         depths = self.pool.holders.depths(key)
         rows = score(
-            replicas, key, prompt_tokens, tokens_per_byte, depths, exact,
+            replicas, key, prompt_tokens, tokens_per_byte, depths=depths, exact=exact,
             fresh_since=now - FRESH_S, feels_bulk=feels_bulk,
         )  # fmt: skip
         chosen, why, passed = pick(key, prompt_tokens, replicas, rows, feels_bulk=feels_bulk)

@@ -12,14 +12,14 @@ from cache_affinity.fusion import LEAST_TOKENS, fused
 from cache_affinity.prefix import PrefixKey
 from routing.replica import Replica
 from routing.step_model import ROW_PRICE
-from routing.ttft import ASSUMED_BASE_MS, ASSUMED_MS_PER_TOKEN
+from routing.ttft import BASE, RATE
 
 USEFUL_TOKENS = 64  # a smaller hit is block rounding
 USEFUL_SHARE = 0.25  # of the prompt: a smaller one is not worth giving up an even spread
 STEP_TOKENS = 512  # of prompt an engine reads in one step, about; each step also serves the rows that are decoding
 
 # What a score is made of, in the order of `Candidate`'s fields; a plain tuple, for it is made once per replica.
-Row = tuple[str, int, int, float, int | None, int, int, int, float, float, float, float, float]
+Row = tuple[str, int, int, float, int | None, int, int, int, float, float, float, float, float, int]
 
 
 class Candidate(NamedTuple):
@@ -28,8 +28,8 @@ class Candidate(NamedTuple):
     `shadow_tokens`: predicted hit. `exact_tokens`: as its engine told by events, None where it tells nothing.
     `fused_tokens`: what of both is expected. `confidence`: in what the engine told, else in the prediction, 0..1.
     `uncached_tokens`: the prompt without `fused_tokens`. `outstanding_tokens`, `num_in_flight`: the replica's load.
-    `ms_per_token`, `base_ms`, `row_tokens`: as learned. `lost_tokens`: expected to be read again by others, because
-    the prompt pushes them out.
+    `ms_per_token`, `base_ms`, `row_tokens`: as learned; `unlearned`: see `TtftModel`. `lost_tokens`: expected to be
+    read again by others, because the prompt pushes them out.
     """
 
     replica: str
@@ -45,6 +45,7 @@ class Candidate(NamedTuple):
     row_tokens: float
     lost_tokens: float
     score_ms: float
+    unlearned: int = 0
 
     @property
     def seat_ms(self) -> float:
@@ -68,10 +69,10 @@ class Candidate(NamedTuple):
 
     @property
     def assumed(self) -> tuple[str, ...]:
-        """The terms that stand as they were assumed at first: nothing of the replica has taught them yet."""
+        """The terms that nothing of the replica has taught yet."""
         is_assumed = {
-            "prefill": self.ms_per_token == ASSUMED_MS_PER_TOKEN,
-            "base": self.base_ms == ASSUMED_BASE_MS,
+            "prefill": self.unlearned & RATE,
+            "base": self.unlearned & BASE,
             "interference": self.row_tokens == ROW_PRICE,
         }
         return tuple(term for term, is_so in is_assumed.items() if is_so)
@@ -88,7 +89,7 @@ def useful_tokens(prompt_tokens: int) -> float:
 
 
 def interference_tokens(num_in_flight: int, uncached_tokens: int, row_tokens: float) -> float:
-    """Work of others beside a prompt, in prompt tokens: a row for each request in flight, in each step that reads it."""
+    """Work of others beside a prompt, in prompt tokens: a row for each request in flight, in each step of reading."""
     return num_in_flight * (1 + uncached_tokens // STEP_TOKENS) * row_tokens
 
 
@@ -110,9 +111,9 @@ def score(
     key: PrefixKey,
     prompt_tokens: int,
     tokens_per_byte: float,
+    *,
     depths: Mapping[str, int],
     exact: ExactHits = NO_HITS,
-    *,
     fresh_since: float = 0.0,
     feels_bulk: bool = True,
 ) -> tuple[Row, ...]:
@@ -124,6 +125,7 @@ def score(
     total_bytes, sizes, depth_of = key.total_bytes, key.sizes, depths.get
     told_of, partial = exact.tokens.get, exact.partial
     rows: list[Row] = []
+    add = rows.append
     for replica in replicas:
         ttft, shadow, name = replica.ttft, replica.shadow, replica.name
         confidence = replica.confidence.value
@@ -131,9 +133,12 @@ def score(
         num_held = depth_of(name)
         if num_held:
             hit_bytes = sizes[num_held - 1]
-            most = min(prompt_tokens, replica.spec.kv_tokens or prompt_tokens)
-            shadow_tokens = min(int(hit_bytes * tokens_per_byte), most)
-            hit = int(shadow_tokens * confidence)
+            shadow_tokens, kv_tokens = int(hit_bytes * tokens_per_byte), replica.spec.kv_tokens
+            if shadow_tokens > prompt_tokens:  # noqa: PLR1730 - a call of min here is a tenth of a decision
+                shadow_tokens = prompt_tokens
+            if kv_tokens is not None and shadow_tokens > kv_tokens:
+                shadow_tokens = kv_tokens
+            hit = shadow_tokens if confidence == 1.0 else int(shadow_tokens * confidence)
         told = told_of(name)
         if told is not None:
             trust, predicted = replica.exact_confidence.value, hit
@@ -152,15 +157,15 @@ def score(
             outstanding = replica.outstanding_tokens - replica.hidden_tokens
             flying = replica.num_in_flight - replica.hidden_in_flight
         ms, base, row_tokens = ttft.ms_per_token, ttft.base_ms, replica.row_tokens
-        work, lost = outstanding + uncached, 0.0
+        work, lost = float(outstanding + uncached), 0.0
         if flying:
             work += flying * (1 + uncached // STEP_TOKENS) * row_tokens
         if shadow.held_bytes + total_bytes - hit_bytes > shadow.capacity_bytes:
             lost = shadow.lost_bytes(total_bytes - hit_bytes) * tokens_per_byte
-        rows.append(
+        add(
             (
                 name, shadow_tokens, hit, confidence, told, uncached, outstanding, flying, ms, base, row_tokens, lost,
-                base + (work + lost) * ms,
+                base + (work + lost) * ms, ttft.unlearned,
             )
         )  # fmt: skip
     return tuple(rows)

@@ -96,6 +96,7 @@ class SeatControl:
     def began(self, lease: Lease) -> None:
         """A seat was given."""
         if lease.replica.spec.capabilities.leaves_bulk_out and lease.lane is not Lane.BULK:
+            self._note_people(lease)
             return
         controlled = self._of(lease)
         if controlled is None:
@@ -113,6 +114,9 @@ class SeatControl:
     def decoding(self, lease: Lease) -> None:
         """The first content came, or the lease ends without."""
         if lease.replica.spec.capabilities.leaves_bulk_out and lease.lane is not Lane.BULK:
+            if lease.is_current:
+                self._note_people(lease)
+                lease.row_mark = lease.replica.steps.mark()
             return
         controlled = self._of(lease)
         if controlled is None:
@@ -129,14 +133,22 @@ class SeatControl:
     def ended(self, lease: Lease) -> None:
         """The seat came back; also that of a process that is gone was one less to give."""
         replica = lease.replica
-        if not replica.spec.capabilities.leaves_bulk_out and self._pool.get(replica.name) is replica:
+        if replica.spec.capabilities.leaves_bulk_out:
+            self._note_people(lease)
+        elif self._pool.get(replica.name) is replica:
             controlled = self._control(replica)
             self._set(replica, controlled, _load(replica, controlled), self._clock())
 
     def observe(self, lease: Lease, gaps: Gaps | None, now: float) -> None:
         """Learn from a streamed answer that came to its end; call before the lease ends. None: too short an answer."""
+        if gaps is None:
+            return
+        if lease.replica.spec.capabilities.leaves_bulk_out:  # nothing is controlled; the router wants to know a row
+            self._note_people(lease)
+            self._pool.learn_gaps(lease, gaps, now)
+            return
         controlled = self._of(lease)
-        if controlled is None or gaps is None or lease.replica.spec.capabilities.leaves_bulk_out:
+        if controlled is None:
             return
         self._note_rows(lease.replica, now)
         rows = self._pool.learn_gaps(lease, gaps, now)
@@ -225,6 +237,12 @@ class SeatControl:
         return self._pool.set_lane_seats(
             replica.name, standard=plan.standard, bulk=plan.bulk, may_start_bulk=plan.may_start_bulk
         )
+
+    def _note_people(self, lease: Lease) -> None:
+        """The rows that share steps where the engine leaves bulk out of them: all but bulk."""
+        if lease.is_current and lease.lane is not Lane.BULK:
+            interactive, standard, _ = lease.replica.in_flight
+            lease.replica.steps.note_rows(interactive + standard, 0, self._clock())
 
     def _note_rows(self, replica: Replica, now: float) -> None:
         interactive, standard, bulk = replica.in_flight

@@ -8,7 +8,8 @@ from math import exp, log
 
 DEFAULT_RATE = 2000.0  # prompt tokens a second before anything was seen; only ratios between replicas matter then
 DEFAULT_BASE_S = 0.03
-ASSUMED_BASE_MS, ASSUMED_MS_PER_TOKEN = DEFAULT_BASE_S * 1000.0, 1000.0 / DEFAULT_RATE  # what a new replica starts with
+ASSUMED_BASE_MS, ASSUMED_MS_PER_TOKEN = DEFAULT_BASE_S * 1000.0, 1000.0 / DEFAULT_RATE  # what a new model starts with
+RATE, BASE = 1, 2
 LEAST_RATE, MOST_RATE = 1.0, 1_000_000.0
 MAX_BASE_S = 10.0
 READING_TOKENS = 256  # from this many tokens on, reading dominates and teaches the rate; below, the base
@@ -17,13 +18,17 @@ _MAX_STEP = 1.0  # no observation counts as more than e times off
 
 
 class TtftModel:
-    """`prefill_rate`: prompt tokens a second. `base_s`: what a prompt without a token to read takes."""
+    """`prefill_rate`: prompt tokens a second. `base_s`: what a prompt without a token to read takes.
 
-    __slots__ = ("_num_bases", "_num_rates", "base_ms", "ms_per_token")
+    `unlearned`: `RATE` and `BASE`, added, as far as nothing was seen that teaches them.
+    """
+
+    __slots__ = ("_num_bases", "_num_rates", "base_ms", "ms_per_token", "unlearned")
 
     def __init__(self) -> None:
         self.ms_per_token = ASSUMED_MS_PER_TOKEN
         self.base_ms = ASSUMED_BASE_MS
+        self.unlearned = RATE | BASE
         self._num_rates = 0
         self._num_bases = 0
 
@@ -38,7 +43,7 @@ class TtftModel:
     @property
     def is_rate_learned(self) -> bool:
         """Whether a long prompt has taught the rate."""
-        return self._num_rates > 0
+        return not self.unlearned & RATE
 
     @property
     def base_s(self) -> float:
@@ -49,6 +54,13 @@ class TtftModel:
         """Seconds to the first token with `num_tokens` to read before it: other prompts in front plus one's own."""
         return (self.base_ms + num_tokens * self.ms_per_token) / 1000.0
 
+    def assume(self, others: "TtftModel") -> None:
+        """Take what is not learned yet to be as it is elsewhere: a new replica of a fast fleet must get requests."""
+        if self.unlearned & RATE and not others.unlearned & RATE:
+            self.ms_per_token = others.ms_per_token
+        if self.unlearned & BASE and not others.unlearned & BASE:
+            self.base_ms = others.base_ms
+
     def observe(self, num_tokens: int, ttft_s: float) -> None:
         """Learn from one request that had `num_tokens` to be read before its first token, `ttft_s` after dispatch.
 
@@ -58,11 +70,13 @@ class TtftModel:
             return
         if num_tokens >= READING_TOKENS:
             self._num_rates += 1
+            self.unlearned &= ~RATE
             reading_s = max(ttft_s - self.base_s, ttft_s * 0.1)
             rate = self.prefill_rate * _step(num_tokens / reading_s / self.prefill_rate, self._num_rates)
             self.ms_per_token = 1000.0 / min(max(rate, LEAST_RATE), MOST_RATE)
         else:
             self._num_bases += 1
+            self.unlearned &= ~BASE
             base_s = max(ttft_s - num_tokens / self.prefill_rate, 0.0001)
             self.base_ms = 1000.0 * min(
                 max(self.base_s * _step(base_s / self.base_s, self._num_bases), 1e-4), MAX_BASE_S

@@ -123,8 +123,10 @@ def metrics_page() -> str:
         "| `warmlane_replica_running` | gauge | `replica` | requests in its batch, as it says or as we count |",
         "| `warmlane_replica_waiting` | gauge | `replica` | requests in its own queue, if it says |",
         "| `warmlane_replica_kv_used_ratio` | gauge | `replica` | share of its KV cache in use, if it says |",
-        "| `warmlane_replica_kv_events` | gauge | `replica`, `standing` | 1 for how much its KV events tell: `complete`, "
-        "`partial` or `unknown` |",
+        (
+            "| `warmlane_replica_kv_events` | gauge | `replica`, `standing` | 1 for how much its KV events tell: `complete`, "
+            "`partial` or `unknown` |"
+        ),
         "| `warmlane_replica_kv_blocks` | gauge | `replica` | blocks it holds, as its KV events tell |",
         "| `warmlane_replica_kv_event_gaps_total` | counter | `replica` | times batches of its KV events were missing |",
     ]

@@ -18,8 +18,8 @@ _URGENT = (Lane.INTERACTIVE, Lane.STANDARD)
 class Turn:
     """`num_resting` urgent sequences decode and have had their token: prompts may have the step; 0: they may not.
 
-    `is_overtaken`: most of those came no earlier than the prompt that has waited longest. They got their first token
-    sooner, so they are the ones to wait.
+    `is_overtaken`: most of those got their first token when the prompt that has waited longest was there already. They
+    are ahead of it, so they are the ones to wait.
     """
 
     num_resting: int = 0
@@ -41,5 +41,6 @@ def turn_of(seats: Seats, last_step: int) -> Turn | None:
 
 
 def _is_overtaken(prompts: list[Sequence], decoding: list[Sequence]) -> bool:
+    """Whoever was added after step n had come while that was computed, hence before the first tokens it brought."""
     since = min(s.added_step for s in prompts)
-    return 2 * sum(s.first_step > since for s in decoding) > len(decoding)
+    return 2 * sum(s.first_step >= since for s in decoding) > len(decoding)

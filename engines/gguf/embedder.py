@@ -59,6 +59,7 @@ class GgufEmbedder:
         self.dimensions: int = (
             c.llama_model_n_cls_out(model.pointer) if self.can_rank else c.llama_model_n_embd_out(model.pointer)
         )
+        self.threads = settings.threads
         self._context: Any = self._open(settings.threads)
         self._memory: Any = c.llama_get_memory(self._context)
         self._batch = StepBatch(self._library, self.max_input_tokens)

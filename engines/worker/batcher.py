@@ -12,7 +12,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from engines.core.embedding import Floats
-from engines.core.plan import EngineFault
 from engines.worker.errors import ApiError, unavailable
 
 Input = Sequence[int]
@@ -93,7 +92,7 @@ class Batcher:
         loop = asyncio.get_running_loop()
         try:
             rows = await loop.run_in_executor(self._pool, self._call, [entry.item for entry in batch])
-        except (EngineFault, ValueError) as error:
+        except Exception as error:  # noqa: BLE001  # whatever it is: nobody may be left waiting
             for entry in batch:
                 if not entry.row.done():
                     failure = ApiError(500, "the model failed on this text", code="engine_failed")

@@ -47,7 +47,7 @@ def constraint_of(
 def calls_spec(tools: ToolUse, form: CallForm, *, is_required: bool) -> GrammarSpec:
     """Tool calls as a grammar. Unless required, other text may stand before and between them."""
     structures = [
-        Structure(begin=form.begin.replace("NAME", name), schema=json.dumps({"type": "object", **schema}), end=form.end)
+        Structure(begin=form.begin.replace("NAME", name), schema=json.dumps({**schema, "type": "object"}), end=form.end)
         for name, schema in tools.schemas.items()
     ]
     return structural_spec(

@@ -1,8 +1,9 @@
 """Messages as a chat template wants them: roles and parts checked, the client's texts guarded. Pure."""
 
-import json
 import re
 from typing import Any
+
+import msgspec
 
 from engines.worker.content_guard import ContentGuard
 from engines.worker.errors import ApiError, invalid
@@ -86,12 +87,19 @@ def _unreadable_part(path: str, kind: str) -> ApiError:
 
 
 def _tool_call(call: ToolCall, path: str, guard: ContentGuard) -> dict[str, Any]:
-    """A call as templates expect it, with its arguments as an object."""
+    """A call as templates expect it, with its arguments as an object.
+
+    Python's own parser would let through what is no JSON: NaN, and halves of surrogate pairs, which have no tokens.
+    """
+    place = f"{path}.function.arguments"
     try:
-        arguments = json.loads(call.function.arguments or "{}")
-    except (ValueError, RecursionError):
-        raise invalid(f"{path}.function.arguments", f"`{path}.function.arguments` is not JSON") from None
+        arguments = msgspec.json.decode(call.function.arguments or "{}")
+        hidden = guard.hide_all(arguments)
+    except msgspec.DecodeError:
+        raise invalid(place, f"`{place}` is not JSON") from None
+    except RecursionError:
+        raise invalid(place, f"`{place}` is nested too deeply") from None
     if not isinstance(arguments, dict):
-        raise invalid(f"{path}.function.arguments", f"`{path}.function.arguments` must be the text of an object")
-    function = {"name": guard.hide(call.function.name), "arguments": guard.hide_all(arguments)}
+        raise invalid(place, f"`{place}` must be the text of an object")
+    function = {"name": guard.hide(call.function.name), "arguments": hidden}
     return {"id": guard.hide(call.id), "type": "function", "function": function}

@@ -162,12 +162,15 @@ def _gguf_generating(options: EngineOptions) -> GeneratingParts:
 
 
 def _embedder(options: EngineOptions, loaded: "Loaded") -> EmbeddingModel | None:
-    """The mean of the generating model's vectors, in a context of its own over the same weights."""
+    """The mean of the generating model's vectors, in a context of its own over the same weights.
+
+    On one thread: a second team of compute threads would slow the steps of the first, also while nobody embeds.
+    """
     from engines.gguf.embedder import EmbedderSettings, GgufEmbedder
 
     if not options.serves_embeddings:
         return None
-    return GgufEmbedder(loaded.model, EmbedderSettings(threads=loaded.threads.batch))
+    return GgufEmbedder(loaded.model, EmbedderSettings(threads=1))
 
 
 def _fake(options: EngineOptions) -> GeneratingParts:

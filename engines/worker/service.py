@@ -103,14 +103,20 @@ class Service:
             raise ApiError(400, sentence, param="model", code="unsupported_model")
 
     async def prepare(self, work: Callable[[], ResultT]) -> ResultT:
-        """`work` done in a thread. Raises `ApiError` 503 when too much of it is waiting already."""
+        """`work` done in a thread. Raises `ApiError` 503 when too much of it is waiting already.
+
+        Whoever walks through a client's values does it by recursion, so what is too deep for that is refused here.
+        """
         if self._num_preparing >= self.settings.max_preparing:
             raise unavailable("too many prompts are being prepared", code="queue_full")
         loop = asyncio.get_running_loop()
         future = self._pool.submit(work)
         self._num_preparing += 1
         future.add_done_callback(lambda _: self._in_loop(loop, self._has_prepared))
-        return await asyncio.wrap_future(future)
+        try:
+            return await asyncio.wrap_future(future)
+        except RecursionError:
+            raise invalid(None, "the body is nested too deeply") from None
 
     async def grammar_of(self, constraint: Constraint) -> Grammar:
         """The grammar of a constraint, compiled off the loop. Raises `ApiError` that names its field."""

@@ -83,8 +83,15 @@ def _functions(tools: list[object]) -> dict[str, _Function]:
             raise invalid(field, f"`{field}` must be 1 to 64 letters, digits or any of _ . -")
         if function.name in functions:
             raise invalid(f"{place}.function.name", f"`{place}.function.name`: another tool has this name")
+        if not _is_of_object((function.parameters or {}).get("type", "object")):
+            field = f"{place}.function.parameters"
+            raise invalid(field, f"`{field}` must describe an object: its `type` is not object")
         functions[function.name] = function
     return functions
+
+
+def _is_of_object(kind: object) -> bool:
+    return kind == "object" or (isinstance(kind, list) and "object" in kind)
 
 
 def _malformed(place: str, problem: str) -> ApiError:

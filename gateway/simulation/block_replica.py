@@ -11,27 +11,13 @@ from heapq import heappop, heappush
 from operator import attrgetter
 
 from gateway.simulation.block_cache import FRONT, BlockCache
+from gateway.simulation.block_gaps import Gaps
 from gateway.simulation.block_sequence import BlockSequence
 from gateway.simulation.block_steps import StepRule, Stride
 from gateway.simulation.replica import EngineSettings
 
 _number = attrgetter("number")
 Milestone = tuple[int, int, int, BlockSequence]  # (decoded steps, number, seating, sequence)
-
-
-class Gaps:
-    """Gaps between tokens: (seconds, how many), unsorted."""
-
-    __slots__ = ("counts", "seconds")
-
-    def __init__(self) -> None:
-        self.seconds: list[float] = []
-        self.counts: list[int] = []
-
-    def add(self, seconds: float, count: int) -> None:
-        """So many gaps of this length."""
-        self.seconds.append(seconds)
-        self.counts.append(count)
 
 
 class BlockReplica:

@@ -3,7 +3,7 @@
     python -m tests.benchmarks.exact_index_cost [--json FILE] [--blocks N]
 
 The look-up asks for 64 blocks at 64 replicas, of which each holds another length of the prompt; the decision is the whole
-of `Router.route` over the same replicas. Events are vLLM's maps, prompts of 64 blocks or one block at a time as decoding
+of `Router.route` over the same replicas, whose shadows hold as many KiB of it. Events are vLLM's maps, prompts of 64 blocks or one block at a time as decoding
 makes them. Process time, best of several rounds; memory as the growth of the resident set.
 """
 
@@ -24,7 +24,7 @@ from cache_affinity.kv_events import BlocksStored, TokenChain, names, pack, root
 from engines.core.events import BlockStored, Medium
 from engines.kv_event_wire import read_batch
 from engines.worker.kv_event_maps import write_batch
-from tests.routing.fleet import Fleet
+from tests.routing.fleet import Fleet, key_of
 
 BLOCK_SIZE = 16
 NUM_REPLICAS = 64
@@ -73,13 +73,16 @@ def look_up_us() -> dict[str, float]:
 
 
 def decision_us() -> dict[str, float]:
-    """The router's whole decision over 64 replicas, without and with exact hits."""
+    """The router's whole decision over 64 replicas: nothing held anywhere, and as much by shadow as exactly."""
     index, chain = filled()
     fleet = Fleet(NUM_REPLICAS)
     query = fleet.query("shared beginning " * 256, "a question")
     without = cpu_us(lambda: fleet.router.route(query, fleet.now), calls=1000)
     fleet.router.exact = index
-    exactly = fleet.query("shared beginning " * 256, "a question", tokens=chain)
+    long = "shared beginning " * 4096
+    for number, replica in enumerate(fleet.pool, start=1):
+        replica.shadow.insert(key_of(long[: number * 1024]), fleet.now)
+    exactly = fleet.query(long[: NUM_REPLICAS * 1024], "a question", tokens=chain)
     return {
         "decision_without_us": without,
         "decision_us": cpu_us(lambda: fleet.router.route(exactly, fleet.now), calls=1000),

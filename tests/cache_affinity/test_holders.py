@@ -15,7 +15,9 @@ def key_of(path):
 
 
 @given(
-    st.lists(st.tuples(st.integers(0, 3), PATHS, st.sampled_from(["insert", "insert", "withdraw", "expire", "forget"]))),
+    st.lists(
+        st.tuples(st.integers(0, 3), PATHS, st.sampled_from(["insert", "insert", "withdraw", "expire", "forget"]))
+    ),
     st.lists(PATHS, max_size=5),
 )
 @settings(max_examples=100, deadline=None)

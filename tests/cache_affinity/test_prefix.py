@@ -131,3 +131,12 @@ def test_the_home_is_the_same_for_all_turns_and_differs_between_conversations():
     assert first.home != prefix_key("m", "salt", [system, b"hi"]).home
     with_tools = prefix_key("m", "salt", [b"tools", system, b"hello"], home_segments=3)
     assert with_tools.home == with_tools.hashes[-1]
+
+
+def test_a_hint_draws_the_home_within_its_tenant_and_changes_no_border():
+    """Requests with one hint meet where nothing is held; another tenant's same hint leads elsewhere."""
+    keys = [prefix_key("m", "alder", [text, b"more"], home_hint=b'"checkout"') for text in (b"one", b"two")]
+    assert keys[0].home == keys[1].home
+    assert keys[0].hashes == prefix_key("m", "alder", [b"one", b"more"]).hashes
+    assert keys[0].home != prefix_key("m", "birch", [b"one", b"more"], home_hint=b'"checkout"').home
+    assert keys[0].home != prefix_key("m", "alder", [b"one", b"more"], home_hint=b'"other"').home

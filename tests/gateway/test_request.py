@@ -556,3 +556,19 @@ def test_the_lane_of_a_body_is_found_without_reading_it():
     assert asked_lane(chat(service_tier="flex")) is Lane.BULK
     for body in (chat(), chat(service_tier="zzz"), chat(service_tier=5), b"", b"[]", b"\xff"):
         assert asked_lane(body) is None
+
+
+@pytest.mark.parametrize(
+    ("fields", "hint"),
+    [
+        ({"prompt_cache_key": "checkout", "session_id": "s"}, b'"checkout"'),
+        ({"session_id": "s"}, b'"s"'),
+        ({"prompt_cache_key": None, "session_id": 7}, b""),
+        ({"prompt_cache_key": ""}, b""),
+        ({"prompt_cache_key": "x" * 2000}, b""),
+    ],
+)
+def test_a_hint_for_the_home_is_taken_where_it_is_a_short_string(fields, hint):
+    """And never refused: it is a hint."""
+    body = {"model": "m", "messages": [{"role": "user", "content": "hello"}], **fields}
+    assert read(Surface.CHAT, json.dumps(body).encode()).home_hint == hint

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from cache_affinity.ratio import TokenRatio
+from cache_affinity.ratio import TokenRatios
 from gateway.reserving import UNREPORTED_BYTES
 from gateway.tenant_ratios import FIRST_LEAST, FIRST_MOST, TenantRatios
 from tests.gateway.kit import chat
@@ -68,23 +68,28 @@ async def test_nobody_teaches_that_its_prompts_are_short_and_then_leaves_early(l
     assert gateway.records[-1].prompt_tokens == pytest.approx(len(PROMPT) / UNREPORTED_BYTES, rel=0.05)
 
 
+def everybodys(bytes_per_token):
+    """What is known of the model m from all that was sent."""
+    ratios = TokenRatios()
+    ratios.of("m").bytes_per_token = bytes_per_token
+    return ratios
+
+
 def test_a_newcomer_begins_with_the_models_ratio_within_reason():
     """Outside of it somebody may have sent odd texts on purpose."""
     ratios = TenantRatios()
-    assert ratios.of("a", "m", TokenRatio(3.0)).bytes_per_token == 3.0
-    assert ratios.of("b", "m", TokenRatio(0.5)).bytes_per_token == FIRST_LEAST
-    assert ratios.of("c", "m", TokenRatio(16.0)).bytes_per_token == FIRST_MOST
-    assert ratios.of("a", "m", TokenRatio()) is not ratios.of("a", "n", TokenRatio())
-    assert ratios.of("a", "m", TokenRatio()).bytes_per_token == 3.0
+    assert ratios.of("a", "m", everybodys(3.0)).bytes_per_token == 3.0
+    assert ratios.of("b", "m", everybodys(0.5)).bytes_per_token == FIRST_LEAST
+    assert ratios.of("c", "m", everybodys(16.0)).bytes_per_token == FIRST_MOST
+    assert ratios.of("a", "m", everybodys(4.0)) is not ratios.of("a", "n", everybodys(4.0))
+    assert ratios.of("a", "m", everybodys(4.0)).bytes_per_token == 3.0
 
 
-def test_the_least_recently_used_are_forgotten():
+def test_the_oldest_are_forgotten():
     """Bounded, however many projects there are."""
     ratios = TenantRatios(max_flows=2)
-    first = ratios.of("a", "m", TokenRatio(3.0))
-    ratios.of("b", "m", TokenRatio())
-    assert ratios.of("a", "m", TokenRatio()) is first
-    ratios.of("c", "m", TokenRatio())
+    second = [ratios.of(name, "m", everybodys(3.0)) for name in "ab"][1]
+    ratios.of("c", "m", everybodys(3.0))
     assert len(ratios) == 2
-    assert ratios.of("a", "m", TokenRatio()) is first
-    assert ratios.of("b", "m", TokenRatio(2.5)).bytes_per_token == 2.5
+    assert ratios.of("b", "m", everybodys(4.0)) is second
+    assert ratios.of("a", "m", everybodys(2.5)).bytes_per_token == 2.5

@@ -158,7 +158,9 @@ def test_what_is_no_zone_is_told(name):
     assert not is_time_zone(name)
 
 
-@pytest.mark.parametrize("name", ["localtime", "posixrules", "Factory", "right/UTC", "right/Europe/Berlin", "posix/UTC"])
+@pytest.mark.parametrize(
+    "name", ["localtime", "posixrules", "Factory", "right/UTC", "right/Europe/Berlin", "posix/UTC"]
+)
 def test_what_can_be_read_as_a_zone_and_names_none_is_refused(name):
     """Such files lie beside the zones: another machine shows another time by them, or one off by leap seconds."""
     assert not is_time_zone(name)

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from cache_affinity.prefix import prefix_key
 from engines.contract import Capabilities, Fault
 from policies.lane import Lane
 from routing.decision import Absence, Full, NoReplica, Why
@@ -463,3 +464,66 @@ def test_a_hit_is_never_predicted_beyond_what_the_replica_can_hold():
     fleet.dispatch(SYSTEM).end()
     decision = fleet.route(SYSTEM)
     assert decision.shadow_tokens <= min(300, decision.prompt_tokens)
+
+
+def test_a_hint_brings_cold_prompts_together_and_never_overrides_a_hit():
+    """`prompt_cache_key`: for prompts that nobody holds; who holds the prompt gets it whatever the hint says."""
+    fleet = Fleet(8)
+
+    def asked(opening: str, hint: bytes = b'"a"'):
+        segments = [opening.encode() * 100, b"question"]
+        return replace(fleet.query("x"), key=prefix_key("m", "alder", segments, home_hint=hint))
+
+    cold = {fleet.router.route(asked(f"unlike {number} "), fleet.now).chosen for number in range(20)}
+    assert len(cold) == 1
+    other = next(name for name in ("r1", "r2") if name not in cold)
+    fleet.pool.get(other).shadow.insert(asked("held ").key, fleet.now)
+    for hint in (b'"a"', b'"b"', b""):
+        assert fleet.router.route(asked("held ", hint), fleet.now).chosen == other
+
+
+def test_a_hint_that_everybody_has_overloads_nobody():
+    """One key for a whole product: its home takes its share and no more."""
+    fleet = Fleet(4, seats=64)
+    for number in range(80):
+        key = prefix_key("m", "alder", [b"unlike %d " % number * 60, b"question"], home_hint=b'"product"')
+        decision = fleet.router.route(replace(fleet.query("x"), key=key), fleet.now)
+        fleet.pool.lease(decision, fleet.now).prefilled()
+    assert max(replica.num_in_flight for replica in fleet.pool) <= 1.3 * 20
+
+
+def test_a_replica_that_restarts_has_no_stale_hit():
+    """From the call that learns of its new generation nothing is predicted there, also not by what was routed before."""
+    fleet = Fleet(2)
+    lease = fleet.dispatch(*session(1))
+    home = lease.replica.name
+    fleet.pool.upsert(spec(home, generation=5), fleet.now)
+    fleet.pool.move(home, ReplicaState.READY)
+    fleet.router.settled(fleet.route(*session(1)), lease, now=fleet.now, cached_tokens=0, prompt_tokens=1000)
+    lease.end()
+    decision = fleet.route(*session(1))
+    assert [candidate.fused_tokens for candidate in decision.candidates] == [0, 0]
+    assert fleet.pool.holders.depths(key_of(*session(1))) == {}
+    assert fleet.router.home(fleet.query(*session(1))) in {"r1", "r2"}
+
+
+def test_a_new_replica_of_a_fast_fleet_is_taken_to_be_as_fast_until_it_shows():
+    """Else, assumed slow, it would never be asked; and what it shows is its own."""
+    fleet = Fleet(1)
+    for _ in range(30):
+        decision = fleet.route("warm up " * 500, "x")
+        with fleet.pool.lease(decision, fleet.now) as lease:
+            fleet.pool.learn_ttft(lease, 2000, 0.01 + 2000 / 20_000)
+            fleet.pool.learn_ttft(lease, 10, 0.01)
+    fleet.add("r2")
+    chosen = Counter(fleet.route(f"unseen {number} " * 100).chosen for number in range(40))
+    assert min(chosen["r1"], chosen["r2"]) >= 8
+    new = next(one for one in fleet.route("hello").candidates if one.replica == "r2")
+    assert new.assumed == ("prefill", "base", "interference")
+    assert new.base_ms < 20
+    fleet.pool.get("r2").ttft.observe(2000, 10.0)
+    assert fleet.route("unseen words " * 100).chosen == "r1"
+    fleet.pool.remove("r1")
+    fleet.pool.remove("r2")
+    fleet.add("r3")
+    assert fleet.pool.get("r3").ttft.base_ms == 30.0

@@ -47,6 +47,7 @@ def engines(draw):
         "style": draw(st.sampled_from(["slots", "pages"])),
         "block_size": block_size,
         "max_seqs": max_seqs,
+        "mixes_prompts": draw(st.booleans()),
         "num_slots": max_seqs + draw(st.integers(0, 3)),
         "max_step_tokens": max_seqs + draw(st.integers(0, 40)),
         "kv_tokens": draw(st.integers(80, 120)),

@@ -60,6 +60,7 @@ class MemoryMachine(RuleBasedStateMachine):
         eviction=st.sampled_from(list(EvictionPolicy)),
         max_drafts=st.sampled_from([0, 0, 4]),
         watermark_ratio=st.sampled_from([0.0, 0.1]),
+        mixes_prompts=st.booleans(),
     )
     def make(self, style, max_seqs, spare_slots, itl_p95_s, patience_s, **sizes):
         self.eos_every = sizes["eos_every"]

@@ -477,3 +477,28 @@ async def test_a_fault_of_the_engine_ends_only_what_it_hit(make_service, monkeyp
         assert "[DONE]" not in response.text
         assert (await client.get("/health")).status_code == 200
         await post(client, chat())
+
+
+def nested(depth):
+    """JSON text, since clients' encoders refuse it."""
+    return "[" * depth + "]" * depth
+
+
+@pytest.mark.parametrize("depth", [200, 900, 100_000])
+@pytest.mark.parametrize("place", ["tools", "chat_template_kwargs", "documents", "response_format", "arguments"])
+async def test_values_nested_too_deeply_are_the_callers_fault(client, place, depth):
+    """Wherever a client may nest, however deep: an answer or a 400, never a fault of ours."""
+    deep = nested(depth)
+    fields = {
+        "tools": f'"tools": [{{"type": "function", "function": {{"name": "f", "strict": true, "parameters": {{"x": {deep}}}}}}}]',
+        "chat_template_kwargs": f'"chat_template_kwargs": {{"x": {deep}}}',
+        "documents": f'"documents": [{{"x": {deep}}}]',
+        "response_format": f'"response_format": {{"type": "json_object", "schema": {{"x": {deep}}}}}',
+        "arguments": f'"x": 1, "messages": [{{"role": "assistant", "tool_calls": [{{"function": {{"name": "f", "arguments": "{{\\"a\\": {deep}}}"}}}}]}}]',
+    }[place]
+    head = '{"model": "fake", "max_tokens": 2, "messages": [{"role": "user", "content": "a"}], '
+    response = await client.post("/v1/chat/completions", content=head + fields + "}")
+    assert response.status_code in {200, 400}, response.text
+    if depth > 200:
+        assert response.status_code == 400
+        assert response.json()["error"]["type"] == "invalid_request_error"

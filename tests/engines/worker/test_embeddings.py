@@ -232,3 +232,22 @@ async def test_too_many_texts_are_refused_and_a_fault_hits_its_batch_alone(gate)
     assert (await batcher.rows([[4]])).tolist() == [[4]]
     batcher.close()
     batcher.close()
+
+
+async def test_an_error_nobody_foresaw_is_an_answer_too():
+    """A request whose call ends in whatever way is not left waiting, nor are those behind it."""
+    calls = []
+
+    def breaks(inputs):
+        calls.append(len(inputs))
+        raise MemoryError
+
+    batcher = Batcher(breaks, max_batch_tokens=1)
+    asked = [asyncio.ensure_future(batcher.rows([[n]])) for n in (1, 2)]
+    done, _ = await asyncio.wait(asked, timeout=10)
+    assert [task.exception().status for task in asked if task in done] == [500, 500]
+    batcher.close()
+    with pytest.raises(ApiError) as caught:
+        await asyncio.wait_for(batcher.rows([[3]]), 10)
+    assert caught.value.status == 500
+    assert calls == [1, 1]

@@ -140,6 +140,30 @@ def test_markers_cannot_be_guessed():
             [Message(role="assistant", tool_calls=[ToolCall(function=FunctionCall(name="f", arguments="{"))])],
             "messages[0].tool_calls[0].function.arguments",
         ),
+        (
+            [
+                Message(
+                    role="assistant",
+                    tool_calls=[ToolCall(function=FunctionCall(name="f", arguments='{"a": "\\ud800"}'))],
+                )
+            ],
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        (
+            [Message(role="assistant", tool_calls=[ToolCall(function=FunctionCall(name="f", arguments='{"a": NaN}'))])],
+            "messages[0].tool_calls[0].function.arguments",
+        ),
+        (
+            [
+                Message(
+                    role="assistant",
+                    tool_calls=[
+                        ToolCall(function=FunctionCall(name="f", arguments='{"a": ' + "[" * 900 + "]" * 900 + "}"))
+                    ],
+                )
+            ],
+            "messages[0].tool_calls[0].function.arguments",
+        ),
     ],
 )
 def test_messages_that_cannot_be_rendered_are_refused_by_place(messages, param):

@@ -363,3 +363,19 @@ async def test_a_client_that_leaves_while_its_grammar_compiles_leaves_nothing(se
         with pytest.raises(asyncio.TimeoutError):
             await asyncio.wait_for(client.post("/v1/chat/completions", json=body), 0.001)
     assert service.link.num_open == 0
+
+
+@pytest.mark.parametrize("kind", ["string", ["string", "null"], None, 5])
+async def test_parameters_that_describe_no_object_are_refused(client, kind):
+    """Arguments are an object; a grammar of anything else would force answers that are no calls."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": kind}}}
+    response = await post(client, chat("a", tools=[tool], tool_choice="required"), 400)
+    assert response.json()["error"]["param"] == "tools[0].function.parameters"
+
+
+async def test_parameters_that_may_be_null_are_an_object_all_the_same(client):
+    """An enforced call is one, whatever else its schema would allow."""
+    tool = {"type": "function", "function": {"name": "f", "parameters": {"type": ["object", "null"], "properties": {}}}}
+    response = await post(client, chat("a", tools=[tool], tool_choice="required", parallel_tool_calls=False))
+    (call,) = response.json()["choices"][0]["message"]["tool_calls"]
+    assert isinstance(json.loads(call["function"]["arguments"]), dict)

@@ -29,9 +29,7 @@ def engine(*, kv_blocks=32, max_seqs=4, max_step_tokens=24):
 def asked(number, at, contents, tail, output):
     """A request whose prompt is whole blocks of these contents and `tail` tokens of its own."""
     passages = (*(Passage(content, BLOCK) for content in contents), Passage(10_000 + number, tail))
-    return SimulatedRequest(
-        f"{number:04d}", "trace", Lane.INTERACTIVE, at, passages, Passage(20_000 + number, output)
-    )
+    return SimulatedRequest(f"{number:04d}", "trace", Lane.INTERACTIVE, at, passages, Passage(20_000 + number, output))
 
 
 def names_of(request):
@@ -129,3 +127,47 @@ def assert_same(drawn, settings, speed=1.0):
 def test_it_does_what_the_scheduler_does(drawn, kv_blocks, max_seqs):
     """Batch, budget, hits, waiting for a prefix, eviction and preemption: a result here is a result there."""
     assert_same(drawn, engine(kv_blocks=kv_blocks, max_seqs=max_seqs))
+
+
+@settings(max_examples=40, deadline=None)
+@given(arrivals, st.floats(0.7, 1.3))
+def test_a_slower_replica_is_slower_by_its_factor(drawn, speed):
+    """Its step rule knows its own speed, as a worker learns it; with one budget for prompts the steps are the same."""
+    settings = engine(max_step_tokens=8)
+    assert_same(drawn, settings, speed=speed)
+
+
+def test_who_does_not_fit_gives_up_its_seat_and_goes_on_later():
+    """Preemption is reached: two answers grow into blocks that are not there."""
+    drawn = [(0.0, [0, 1, 2], 3, 40), (0.0, [2, 1], 3, 40)]
+    blocks = assert_same(drawn, engine(kv_blocks=16))
+    assert blocks.preemptions > 0
+
+
+def test_gaps_are_those_between_the_tokens():
+    """Of each answer all but the first token come after a gap, and a preempted one waits longer for its next."""
+    drawn = [(0.0, [0, 1, 2], 3, 40), (0.0, [2, 1], 3, 40)]
+    (_, _), (found, blocks) = both(drawn, engine(kv_blocks=16))
+    assert sum(blocks.gaps.counts) == 2 * 39
+    seconds = sum(one * num for one, num in zip(blocks.gaps.seconds, blocks.gaps.counts, strict=True))
+    assert seconds == pytest.approx(sum(over - first for first, over, _ in found.values()))
+
+
+def test_a_request_that_never_fits_is_refused_with_its_size():
+    """A trace and a KV size that do not go together must be told, not simulated for ever."""
+    replica = BlockReplica("r", engine(kv_blocks=4))
+    with pytest.raises(ValueError, match="15 prompt tokens and 2 of output are more than the 16"):
+        replica.submit(BlockSequence(0, 0, [1, 2, 3], 15, 2), 0.0)
+    assert replica.num_open == 0
+
+
+def test_whoever_comes_in_a_long_stride_is_seated_after_the_step_being_computed():
+    """Steps are taken together only as long as nobody new is there."""
+    replica = BlockReplica("r", engine())
+    replica.submit(BlockSequence("one", 0, [], 1, 30), 0.0)
+    replica.begin(0.0)
+    replica.end(replica.stride.ends_at)
+    stride = replica.begin(1.0)
+    assert stride.num_steps > 1
+    assert replica.submit(BlockSequence("two", 1, [], 1, 1), 1.0 + 1.5 * stride.step_s)
+    assert stride.num_steps == 2
