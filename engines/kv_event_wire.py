@@ -136,6 +136,8 @@ def _stored(fields: dict[str, Any]) -> BlocksStored | None:
     if not isinstance(tokens, list) or not isinstance(hashes, list) or len(tokens) != size * len(hashes):
         raise ValueError("the tokens are not those of the blocks")
     adapter = get("lora_name") or ("" if get("lora_id") is None else f"#{int(fields['lora_id'])}")
+    if not isinstance(adapter, str):
+        raise TypeError("an adapter that is no name")
     extra_keys, salt = get("extra_keys"), get("cache_salt")
     extras: tuple[bytes, ...] | None = None
     if extra_keys:

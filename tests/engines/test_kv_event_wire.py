@@ -210,6 +210,13 @@ ODD_EVENTS = st.one_of(
 )
 
 
+@pytest.mark.parametrize("field", ["lora_name", "cache_salt", "medium", "parent_block_hash"])
+def test_a_name_that_is_a_list_refuses_the_event(field):
+    """What would be hashed later must be what it claims to be."""
+    batch = read_batch(0, encode([0.0, [stored_map(**{field: [0]})], 0]))
+    assert (batch.events, batch.num_refused) == ((), 1)
+
+
 @settings(deadline=None, max_examples=400)
 @given(
     st.one_of(st.binary(max_size=200), st.lists(ODD_EVENTS, max_size=4).map(lambda events: encode([0.0, events, 0])))

@@ -28,6 +28,7 @@ from tests.gateway.admin.conftest import TOKEN, FakeGateway
 from tests.gateway.admin.test_usage import row
 
 schemathesis = pytest.importorskip("schemathesis")
+from schemathesis.core.parameters import ParameterLocation  # noqa: E402
 from schemathesis.specs.openapi.checks import (  # noqa: E402
     content_type_conformance,
     missing_required_header,
@@ -208,6 +209,12 @@ def test_every_answer_is_one_that_the_document_tells(plane, session, made, name)
     assert any(status < 300 for status in seen) or name.endswith("/config/reload"), seen
 
 
+def is_wrong_by_headers_alone(case):
+    """Whether only its headers break the document."""
+    wrong = {place for place, part in case.meta.components.items() if part.mode.is_negative}
+    return wrong == {ParameterLocation.HEADER}
+
+
 TAKES_SOMETHING = [
     name
     for name, one in OPERATIONS.items()
@@ -229,6 +236,9 @@ def test_what_the_document_does_not_allow_is_refused(plane, session, name):
     )
     def ask(case):
         assume("//" not in case.formatted_path and not case.formatted_path.endswith("/."))
+        # An empty list is no parameter on the wire, and the token that a case leaves out is sent all the same.
+        assume(not any(value in ([], {}, None) for value in (case.query or {}).values()))
+        assume(not is_wrong_by_headers_alone(case))
         checks = [*CHECKS, negative_data_rejection]
         case.call_and_validate(base_url=plane, session=session, headers=HEADERS, checks=checks)
 
