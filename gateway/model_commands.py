@@ -236,20 +236,37 @@ def _size(num_bytes: int) -> str:
     return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.1f} MB"
 
 
+_ASKED_AGAIN_S = 2.0  # chosen: long enough for what is undone after a stop
+
+
 @contextlib.contextmanager
 def _interruptible() -> Iterator[None]:
-    """Inside the block Ctrl-C and SIGTERM undo what is half done, and are told in one sentence."""
+    """Inside the block Ctrl-C and SIGTERM undo what is half done, and are told in one sentence.
+
+    Python drops an exception that meets a finalizer or a callback of its own, and the work would go on as if nobody had
+    asked. So a stop is raised again until the block is left.
+    """
+    can_repeat = hasattr(signal, "setitimer")
+    numbers = [signal.SIGINT, signal.SIGTERM, *([signal.SIGALRM] if can_repeat else [])]
 
     def stop(_number: int, _frame: FrameType | None) -> NoReturn:
+        if can_repeat:
+            signal.setitimer(signal.ITIMER_REAL, _ASKED_AGAIN_S)
         raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, stop)
+    handlers = {number: signal.signal(number, stop) for number in numbers}
+    alarm = signal.getitimer(signal.ITIMER_REAL) if can_repeat else None
     try:
         yield
     except KeyboardInterrupt as stopped:
         raise ModelError("stopped; nothing was left behind") from stopped
     finally:
-        signal.signal(signal.SIGTERM, before)
+        if alarm is not None:
+            signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
+        if alarm is not None:
+            signal.setitimer(signal.ITIMER_REAL, *alarm)  # whoever had set one before
 
 
 def with_stored_model(arguments: list[str], environ: Mapping[str, str]) -> list[str]:
