@@ -89,6 +89,7 @@ class KvEventPublisher:
         except CannotPublish:
             self._context.destroy(linger=0)
             raise
+        self._answers.setsockopt(zmq.ROUTER_MANDATORY, 1)  # or what is sent to a reader who left would seem to go out
         self.endpoint = self._stream.getsockopt_string(zmq.LAST_ENDPOINT)
         self.replay_endpoint = self._answers.getsockopt_string(zmq.LAST_ENDPOINT)
         self._wake_in, self._wake_out = socket.socketpair()
@@ -225,25 +226,36 @@ class KvEventPublisher:
             self._answer(frames[0], wanted)
 
     def _answer(self, reader: bytes, wanted: int) -> None:
-        """The batches from `wanted` on; what the cache holds before them where the oldest are no longer kept."""
+        """The batches from `wanted` on; what the cache holds before them where the oldest are no longer kept.
+
+        Ends early where the reader has left: who asks again meanwhile would wait for the end of an answer to nobody.
+        """
         self._num_answers += 1
+        parts: list[tuple[int, bytes]] = []
         if wanted < self._kept[0][0]:
             try:
                 included, chunks = self._snapshot_now()
             except TimeoutError:
                 return  # the engine is in a long step: who asks hears nothing and asks again
-            for payload in chunks:
-                self._reply(reader, included, payload)
+            parts = [(included, payload) for payload in chunks]
             wanted = included + 1
-        for number, payload in self._kept:
-            if number >= wanted:
-                self._reply(reader, number, payload)
-        self._reply(reader, END_SEQUENCE, write_end(self.generation, self._next))
+        parts += [(number, payload) for number, payload in self._kept if number >= wanted]
+        for number, payload in (*parts, (END_SEQUENCE, write_end(self.generation, self._next))):
+            if not self._reply(reader, number, payload):
+                return
 
-    def _reply(self, reader: bytes, number: int, payload: bytes) -> None:
-        with contextlib.suppress(zmq.Again):  # it does not read: it will miss the end, and ask again
-            frames = (reader, b"", self.settings.topic.encode(), write_sequence(number), payload)
+    def _reply(self, reader: bytes, number: int, payload: bytes) -> bool:
+        """Send a part of an answer; False where nobody is there any more."""
+        frames = (reader, b"", self.settings.topic.encode(), write_sequence(number), payload)
+        try:
             self._answers.send_multipart(frames, zmq.NOBLOCK)
+        except zmq.Again:
+            pass  # it does not read: it will miss the end, and ask again
+        except zmq.ZMQError as error:
+            if error.errno != zmq.EHOSTUNREACH:
+                raise
+            return False
+        return True
 
     def _snapshot_now(self) -> tuple[int, list[bytes]]:
         """(number of the last batch included, payloads); a young one again, if what follows it is still kept."""

@@ -195,6 +195,21 @@ def test_a_failing_snapshot_is_tried_again(publish, monkeypatch):
         assert held_after(reader.again(0)[0]) == folded(5)
 
 
+def test_who_left_is_answered_no_further(publish, monkeypatch):
+    """Or who asks next, such as the same reader again, waits for the end of an answer to nobody."""
+    cache = Cache()
+    publisher = publish(cache)
+    for number in range(100):
+        cache.store(number)
+        until(lambda: not publisher._queue)
+    sent, reply = [], publisher._reply
+    monkeypatch.setattr(publisher, "_reply", lambda *parts: sent.append(parts[0]) or reply(*parts))
+    publisher._answer(b"left", 0)
+    assert sent == [b"left"]
+    with Reader(publisher) as reader:
+        assert len(reader.again(0)[0]) == len(sent) - 2
+
+
 @pytest.mark.parametrize("frames", [(b"",), (b"", b"123"), (b"", b"x" * 9), (b"a", b"b", b"c")])
 def test_nonsense_on_the_replay_socket_is_dropped(publish, frames):
     """Whoever may connect may send anything."""
