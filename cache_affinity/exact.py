@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from cache_affinity.holding import Holding
 from cache_affinity.kv_events import AllCleared, BlocksRemoved, BlocksStored, KvEvent, TokenChain, names, root
+from cache_affinity.masks import bits_of, free_bit, unset
 
 MAX_BLOCKS = 2_000_000  # about 300 MB when no two replicas hold the same
 HOST_CREDIT = 0.75  # chosen: copying a block back from the host costs far less than computing it, but something
@@ -181,15 +182,15 @@ class ExactIndex:
                 alive = still
                 if not alive:
                     break
-            for bit in _bits(alive & ~held):
+            for bit in bits_of(alive & ~held):
                 num_slow[bit] = num_slow.get(bit, 0) + 1
         self._note(alive, len(chain) * block_size, found)
-        for bit in _bits(members):
+        for bit in bits_of(members):
             if bit in num_slow:
                 found[self._by_bit[bit].name] -= round(num_slow[bit] * block_size * (1.0 - self._host_credit))
 
     def _note(self, bits: int, tokens: int, found: dict[str, int]) -> None:
-        for bit in _bits(bits):
+        for bit in bits_of(bits):
             found[self._by_bit[bit].name] = tokens
 
     def _store(self, holding: Holding, event: BlocksStored) -> int:
@@ -208,7 +209,7 @@ class ExactIndex:
         for engine_hash, name in zip(event.hashes, names(chain, event.packed, size, event.extras), strict=False):
             known = table.pop(engine_hash, None)  # put back at the end: told again is used again
             if known is not None and known != name:
-                _unset(masks, known, bit)
+                unset(masks, known, bit)
             table[engine_hash] = name
             mask = masks.get(name)
             if mask is None:
@@ -225,7 +226,7 @@ class ExactIndex:
         for engine_hash in event.hashes:
             name = table.pop(engine_hash, None)
             if name is not None:
-                _unset(masks, name, holding.bit)
+                unset(masks, name, holding.bit)
                 num_gone += 1
         self._num_blocks -= num_gone
         return num_gone
@@ -233,7 +234,7 @@ class ExactIndex:
     def _empty(self, holding: Holding) -> int:
         for table, masks in ((holding.device, self._device), (holding.host, self._host)):
             for name in table.values():
-                _unset(masks, name, holding.bit)
+                unset(masks, name, holding.bit)
         num_before = len(holding)
         holding.device, holding.host = {}, {}
         holding.block_size = 0
@@ -255,9 +256,7 @@ class ExactIndex:
         known = self._holdings.get(replica)
         if known is not None:
             return known
-        bit = 1
-        while bit in self._by_bit:
-            bit <<= 1
+        bit = free_bit(self._by_bit)
         holding = self._holdings[replica] = self._by_bit[bit] = Holding(replica, bit)
         return holding
 
@@ -270,18 +269,3 @@ class ExactIndex:
         for holding in known:
             if holding.block_size:
                 self._sizes[holding.block_size] = self._sizes.get(holding.block_size, 0) | holding.bit
-
-
-def _unset(masks: dict[int, int], name: int, bit: int) -> None:
-    mask = masks.get(name, 0) & ~bit
-    if mask:
-        masks[name] = mask
-    else:
-        masks.pop(name, None)
-
-
-def _bits(mask: int) -> Iterable[int]:
-    while mask:
-        bit = mask & -mask
-        yield bit
-        mask ^= bit

@@ -4,6 +4,7 @@ Inverted like the exact index: a border leads to a mask with one bit for each re
 answers for the whole fleet. It says the same as the shadows' own lists and is changed by them alone.
 """
 
+from cache_affinity.masks import bits_of, free_bit, unset
 from cache_affinity.prefix import PrefixKey
 
 _STRIDE = 8  # borders looked at by their last one: where nobody's prefix ends there is nothing to see in between
@@ -27,9 +28,7 @@ class Holders:
 
     def bit_of(self, name: str) -> int:
         """A free bit for a replica that comes."""
-        bit = 1
-        while bit in self._by_bit:
-            bit <<= 1
+        bit = free_bit(self._by_bit)
         self._by_bit[bit] = name
         return bit
 
@@ -39,11 +38,7 @@ class Holders:
 
     def drop(self, border: int, bit: int) -> None:
         """One replica holds the border no longer."""
-        mask = self.masks.get(border, 0) & ~bit
-        if mask:
-            self.masks[border] = mask
-        else:
-            self.masks.pop(border, None)
+        unset(self.masks, border, bit)
 
     def trim(self) -> None:
         """Give memory back after many borders were dropped: a table never shrinks by itself."""
@@ -80,7 +75,5 @@ class Holders:
         return found
 
     def _note(self, bits: int, depth: int, found: dict[str, int]) -> None:
-        while bits:
-            bit = bits & -bits
+        for bit in bits_of(bits):
             found[self._by_bit[bit]] = depth
-            bits ^= bit

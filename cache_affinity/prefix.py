@@ -37,14 +37,9 @@ class PrefixKey:
 
 
 def prefix_key(
-    model: str,
-    salt: str,
-    segments: Iterable[bytes],
-    *,
-    home_segments: int = 2,
-    home_hint: bytes = b"",
+    model: str, salt: str, segments: Iterable[bytes], *, home_segments: int = 2, home_hint: bytes = b"",
     max_borders: int = MAX_BORDERS,
-) -> PrefixKey:
+) -> PrefixKey:  # fmt: skip
     """The key of one prompt. A border depends only on bytes before it, so prompts that begin alike share borders.
 
     The cut into segments enters the hash: ["ab", "c"] and ["a", "bc"] share nothing. An empty segment has no border

@@ -205,10 +205,11 @@ class ShadowIndex:
             self._holders.trim()
         return num_dropped
 
-    def resize(self, capacity_bytes: int, max_nodes: int) -> None:
-        """Take new bounds at once; what was learned of the capacity stays, as a factor."""
+    def resize(self, capacity_bytes: int, max_nodes: int, factor: CapacityFactor | None = None) -> None:
+        """Take new bounds at once; what was learned of the capacity stays, as a factor. None: the one it has."""
         self._nominal_bytes = capacity_bytes
         self.max_nodes = max_nodes
+        self._factor = factor or self._factor
         self._fit()
 
     def forget(self) -> None:

@@ -22,7 +22,6 @@ from cache_affinity.kv_events import (
     salt_digest,
 )
 
-TOPIC = "kv-events"
 END_SEQUENCE = (1 << 64) - 1  # -1 as the 8 signed bytes that end an answer
 MAX_BLOCK_SIZE = 65_536
 MAX_PAYLOAD_BYTES = 64 << 20
@@ -74,7 +73,7 @@ def read_batch(sequence: int, payload: bytes) -> KvBatch:
         raise MalformedBatch(f"a payload of {len(payload)} bytes")
     try:
         batch = _decode(payload)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+    except (ValueError, RecursionError) as error:  # msgspec's are of these
         raise MalformedBatch("the payload is not msgpack") from error
     if not isinstance(batch, list) or len(batch) < 2 or not isinstance(batch[1], list):
         raise MalformedBatch("the payload is not a list of a time and events")
@@ -101,13 +100,13 @@ def read_end(payload: bytes) -> End:
     """What the end of an answer says. Never raises: other engines say nothing."""
     try:
         generation, number = _decode(payload) if payload else (None, None)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, TypeError, ValueError):
+    except (TypeError, ValueError, RecursionError):
         return End()
     is_ours = isinstance(generation, str) and isinstance(number, int) and number >= 0
     return End(generation, number) if is_ours else End()
 
 
-_NOT_UNDERSTOOD = (TypeError, ValueError, KeyError, OverflowError, AttributeError, LookupError)
+_NOT_UNDERSTOOD = (TypeError, ValueError, OverflowError, AttributeError, LookupError)
 
 
 def _fields(raw: Any) -> tuple[str, dict[str, Any]]:

@@ -9,8 +9,8 @@ from collections.abc import Callable
 from types import TracebackType
 
 from gateway.errors import Refused
+from gateway.lane_settings import LanesSection
 from gateway.model_queue import MarketRules, ModelQueue
-from gateway.settings import LanesSection
 from gateway.turn import Absent, Turn, Waiting
 from gateway.turned_away import NoTurn, gave_way, no_seats, queue_full, queue_timeout, shed, stopping
 from policies.caps import CapLimits, Caps

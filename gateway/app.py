@@ -6,7 +6,7 @@ Importing does nothing. One process has one `Gateway`; tests make as many as the
 import asyncio
 import contextlib
 import time
-from collections.abc import AsyncIterator
+from functools import partial
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -34,7 +34,7 @@ from gateway.hot import hot_protocol
 from gateway.isolation import CacheIsolation
 from gateway.key_uses import KeyUses
 from gateway.kv_streams import KvStreams
-from gateway.ledger import Books, NoJournal
+from gateway.ledger import Books, Journal, NoJournal
 from gateway.ledger_keeper import retention_of
 from gateway.lifecycle import Lifecycle
 from gateway.models import ModelTable
@@ -45,6 +45,7 @@ from gateway.recorder import Recorder
 from gateway.recount import Recount
 from gateway.request import Surface
 from gateway.settings import Settings
+from gateway.upkeep import Keeper, kept_up
 from gateway.webhook import webhook_of
 from observability import logs
 from observability.metrics import Metrics
@@ -60,10 +61,7 @@ from policies.store import Store
 from routing.pool import PoolSettings, ReplicaPool
 from routing.replica import ReplicaState
 from routing.router import Router
-from routing.seat_control import REFRESH_EVERY_S, SeatControl
-
-TIDY_EVERY_S = 60.0  # chosen: the janitor's round
-SHADOW_KEEP_S = 3600.0  # chosen: a prefix nobody used for an hour is forgotten; engines have evicted it long ago
+from routing.seat_control import SeatControl
 
 
 class Gateway:
@@ -79,26 +77,18 @@ class Gateway:
     ) -> None:
         """`peers`: the other gateways, where there may be some; call `dispatch.recheck` when they leave more.
 
-        `claims`: which tenant owns which engine without a salt; None: known to this process alone. `books`: where
-        requests are written down and what was used is read; None: nowhere.
+        `claims`: of tenants on engines without a salt; None: this process's own. `books`: None: nothing is kept.
         """
         self.settings = settings
-        self._peers = peers
         self._is_draining = False
         self._bodies = Bodies(self._max_body_bytes())
-        reserved = {lane: settings.lanes.of(lane).reserved_seats for lane in Lane}
-        pool = ReplicaPool(PoolSettings(reserved_seats=reserved))
-        isolation = CacheIsolation(pool, claims or MemoryCacheClaims())
-        exact = ExactIndex()
-        router = Router(pool, TokenRatios(), may_use=isolation.owners.may_use, exact=exact)
-        fleet = Fleet(settings, pool, time.monotonic, self._on_fleet_change)
+        router, isolation, exact = _routing(settings, claims or MemoryCacheClaims())
+        fleet = Fleet(settings, router.pool, time.monotonic, self._on_fleet_change)
         dispatch = Dispatch(router, settings.lanes, time.monotonic, holdings=peers, kv_used_ratio=fleet.kv_used_ratio)
-        self._seats = SeatControl(
-            pool, time.monotonic, BulkSettings(itl_p95_s=settings.lanes.interactive.itl_p95_s), on_open=self._on_open
-        )
+        seats = self._seat_control(router.pool)
         models = ModelTable(settings.models, fleet.models)
-        journal = books.journal if books is not None else NoJournal()
-        self._ledger = books.ledger if books is not None else None
+        journal: Journal = NoJournal() if books is None else books.journal
+        self._ledger = None if books is None else books.ledger
         self.metrics = Metrics(models.names, gauges(lambda: self.parts))
         self._key_uses = KeyUses(store)
         recorder = Recorder(self.metrics, journal=journal, on_key_used=self._key_uses.note)
@@ -115,8 +105,8 @@ class Gateway:
             isolation=isolation,
             retries=RetryBudget(settings.retries.budget_ratio),
             outputs=OutputEstimates(),
-            seats=self._seats,
-            bulk_runs=BulkRuns(self._seats, time.monotonic),
+            seats=seats,
+            bulk_runs=BulkRuns(seats, time.monotonic),
             recorder=recorder,
             journal=journal,
             peers=peers,
@@ -124,15 +114,23 @@ class Gateway:
             unix=time.time,
         )
         self._budgets = self._budget_watch(store)
-        self._recount: Recount | None = None
-        if books is not None and peers is None:  # what several gateways count together outlives each of them
-            self._recount = Recount(self.parts.quotas, books.ledger, self.parts.directory.tenants, self._moment)
+        self._recount = self._made_recount()
         self.lifecycle = Lifecycle(self.parts)
         self.control = Control(self.parts, self.lifecycle, self.metrics, self.apply).app()
+
+    def _seat_control(self, pool: ReplicaPool) -> SeatControl:
+        bulk = BulkSettings(itl_p95_s=self.settings.lanes.interactive.itl_p95_s)
+        return SeatControl(pool, time.monotonic, bulk, on_open=self._on_open)
 
     def _budget_watch(self, store: Store) -> BudgetWatch:
         webhook, tenants = webhook_of(self.settings.alerts), self.parts.directory.tenants
         return BudgetWatch(self.parts.quotas.meters, tenants, store, webhook, self.metrics.budget_reached)
+
+    def _made_recount(self) -> Recount | None:
+        """None without a ledger, and with peers: what several gateways count together outlives each of them."""
+        if self._ledger is None or self.parts.peers is not None:
+            return None
+        return Recount(self.parts.quotas, self._ledger, self.parts.directory.tenants, self._moment)
 
     async def recount(self) -> None:
         """What was used before counts again, so that nobody gets past a limit by a restart. Raises `StoreError`."""
@@ -184,7 +182,7 @@ class Gateway:
 
     def is_degraded(self) -> bool:
         """Whether the shared store is away: requests are served, but with this gateway's part of the seats alone."""
-        return self._peers is not None and self._peers.is_degraded
+        return self.parts.peers is not None and self.parts.peers.is_degraded
 
     def _has_ready(self, model: str) -> bool:
         return any(replica.state is ReplicaState.READY for replica in self.parts.router.pool.of_model(model))
@@ -255,49 +253,21 @@ class Gateway:
         self._is_draining = True
         self.parts.dispatch.close()
 
-    @contextlib.asynccontextmanager
-    async def _lifespan(self, _app: Starlette) -> AsyncIterator[None]:
-        await self.parts.directory.refresh()
-        async with asyncio.TaskGroup() as group:
-            keepers = [
-                group.create_task(self.parts.directory.follow()),
-                group.create_task(self.parts.fleet.watch()),
-                group.create_task(self.parts.isolation.follow()),
-                group.create_task(self.parts.kv_streams.run()),
-                group.create_task(self._tidy()),
-                group.create_task(self._steer()),
-                group.create_task(self._key_uses.follow()),
-                group.create_task(self._budgets.follow(self._moment)),
-            ]
-            if self._recount is not None:
-                keepers.append(group.create_task(self._recount.follow()))
-            try:
-                yield
-            finally:
-                for keeper in keepers:
-                    keeper.cancel()
-        self.parts.fleet.close()
-        self.parts.tokens.close()
-        self.parts.recorder.flush()
-
-    async def _steer(self) -> None:
-        """Keep the seats of lower lanes as the load wants them, while there is any."""
-        while True:
-            await asyncio.sleep(REFRESH_EVERY_S)
-            if self.parts.dispatch.num_waiting or self.parts.dispatch.num_turns:
-                self.parts.seats.refresh()
-                self.parts.bulk_runs.refresh()
-
-    async def _tidy(self) -> None:
-        """All periodic upkeep."""
-        while True:
-            await asyncio.sleep(TIDY_EVERY_S)
-            now = time.monotonic()
-            self.parts.quotas.expire(self._moment())
-            self.parts.router.pool.expire(now - SHADOW_KEEP_S)
+    def _lifespan(self, _app: Starlette) -> contextlib.AbstractAsyncContextManager[None]:
+        others: list[Keeper] = [self._key_uses.follow, partial(self._budgets.follow, self._moment)]
+        if self._recount is not None:
+            others.append(self._recount.follow)
+        return kept_up(self.parts, *others)
 
     def _max_body_bytes(self) -> int:
         return int(self.settings.gateway.max_body_mb * 1024 * 1024)
+
+
+def _routing(settings: Settings, claims: CacheClaims) -> tuple[Router, CacheIsolation, ExactIndex]:
+    reserved = {lane: settings.lanes.of(lane).reserved_seats for lane in Lane}
+    pool = ReplicaPool(PoolSettings(reserved_seats=reserved))
+    isolation, exact = CacheIsolation(pool, claims), ExactIndex()
+    return Router(pool, TokenRatios(), may_use=isolation.owners.may_use, exact=exact), isolation, exact
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

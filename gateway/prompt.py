@@ -84,9 +84,8 @@ def completion_prompt(fields: dict[str, Raw]) -> Prompt:
     num_prompts = 1 if isinstance(prompt[0], int) else len(prompt)
     if num_prompts > MAX_PROMPTS:
         raise ClientError(f"prompt may hold at most {MAX_PROMPTS} prompts, got {num_prompts}", param="prompt")
-    return Prompt(
-        (b"", bytes(fields["prompt"]), *suffix), 2, num_prompts
-    )  # b"": a list is no string that looks like one
+    # b"": a list is no string that looks like one
+    return Prompt((b"", bytes(fields["prompt"]), *suffix), 2, num_prompts)
 
 
 def _named(fields: dict[str, Raw], names: tuple[str, ...]) -> list[bytes]:

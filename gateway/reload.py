@@ -16,7 +16,8 @@ from gateway.admin.control_client import ControlError
 from gateway.config_errors import sentences
 from gateway.fleet import api_key
 from gateway.home import HomeError, write_private
-from gateway.settings import ConfigError, ConfigFile, LanesSection, Settings
+from gateway.lane_settings import LanesSection
+from gateway.settings import ConfigError, ConfigFile, Settings
 from observability.metrics import GaugeRows
 
 HANDED_NAME = "settings.json"

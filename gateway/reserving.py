@@ -30,9 +30,8 @@ from policies.tenant import Tenant
 from routing.query import RouteQuery
 
 GRANT_S = 0.5  # chosen: what a request waits for all its allowances at most, where several gateways count together
-PLACE_S = (
-    2.0  # chosen: for a place in flight that nobody uses; whoever holds it reports four times in that time, or died
-)
+# Chosen: for a place in flight that nobody uses; whoever holds it reports four times in that time, or died.
+PLACE_S = 2.0
 # Chosen: prose has 3.5 to 4.5 a token. Who has taught us 16, by prompts of blanks, and then leaves before the engine
 # reports, does not pay a third of a prompt for that.
 UNREPORTED_BYTES = 5.0

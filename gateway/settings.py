@@ -3,7 +3,6 @@
 What is not written here does not exist: an unknown section or key is refused, so that no setting is silently ignored.
 """
 
-import inspect
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -15,7 +14,7 @@ from gateway.admin_settings import AdminSection, AlertsSection
 from gateway.config_file import read_settings
 from gateway.config_values import HttpUrl, Name, Port, Seconds, UsdPerMillion
 from gateway.kv_sources import KvEvents
-from policies.lane import Lane
+from gateway.lane_settings import LanesSection
 
 EngineKind = Literal["vllm", "llama-server", "openai", "warmlane"]
 SHARED_STORES = tuple(f"{scheme}{kind}://" for scheme in ("redis", "rediss") for kind in ("", "+sentinel", "+cluster"))
@@ -99,70 +98,6 @@ class RetrySection(Section):
     budget_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
 
 
-class LaneSection(Section):
-    """One lane. Interactive is served before standard, standard before bulk.
-
-    `queue`: most requests waiting. `reserved_seats`: seats of every replica that lower lanes may not take. `labels`:
-    the lane's requests go only to replicas that have these labels.
-    """
-
-    queue: Annotated[int, Field(ge=0, le=1_000_000)] = 1000
-    max_wait_s: Seconds = 60
-    reserved_seats: Annotated[int, Field(ge=0, le=10_000)] = 0
-    labels: dict[str, str] = {}
-
-
-_OF_EVERY_LANE = inspect.getdoc(LaneSection)
-
-
-class InteractiveLane(LaneSection):
-    """A lane of its own class keeps its other defaults when a file sets only one key."""
-
-    __doc__ = f"{_OF_EVERY_LANE}\n`itl_p95_s`: the gap between tokens that bulk may not spoil; none: 1.15 times alone."
-
-    reserved_seats: Annotated[int, Field(ge=0, le=10_000)] = 1
-    itl_p95_s: Annotated[float, Field(ge=0.001, le=86400, allow_inf_nan=False)] | None = None  # a worker takes no less
-
-
-class StandardLane(LaneSection):
-    """As above."""
-
-    __doc__ = f"{_OF_EVERY_LANE}\n`weight`: its share of the seats when bulk waits too."
-
-    max_wait_s: Seconds = 300
-    weight: Annotated[float, Field(ge=0.01, le=100)] = 3
-
-
-class BulkLane(LaneSection):
-    """As above."""
-
-    __doc__ = (
-        f"{_OF_EVERY_LANE}\n`weight`: its share of the seats when standard waits too. `lift_after_s`: a request "
-        "that waited so long is served as standard."
-    )
-
-    queue: Annotated[int, Field(ge=0, le=1_000_000)] = 10_000
-    max_wait_s: Seconds = 3600
-    weight: Annotated[float, Field(ge=0.01, le=100)] = 1
-    lift_after_s: Seconds | None = 120
-
-
-class LanesSection(Section):
-    """One section a lane."""
-
-    interactive: InteractiveLane = InteractiveLane()
-    standard: StandardLane = StandardLane()
-    bulk: BulkLane = BulkLane()
-
-    def of(self, lane: Lane) -> LaneSection:
-        """The section of one lane."""
-        return {Lane.INTERACTIVE: self.interactive, Lane.STANDARD: self.standard, Lane.BULK: self.bulk}[lane]
-
-    def labels_of(self, lane: Lane) -> frozenset[tuple[str, str]]:
-        """The labels a replica needs to take the lane's requests, for a `RouteQuery`."""
-        return frozenset(self.of(lane).labels.items())
-
-
 class ModelSection(Section):
     """A model that tenants may name. Replicas may serve models without one; this adds aliases, bounds and prices.
 
@@ -185,6 +120,9 @@ class ModelSection(Section):
         given = [price is not None for price in (self.price_in, self.price_out)]
         if any(given) != all(given) or (self.price_cached is not None and not any(given)):
             raise ValueError(f"the price of {self.name} needs both price_in and price_out")
+        if self.price_cached is not None and self.price_in is not None and self.price_cached > self.price_in:
+            # A budget holds a prompt back as computed anew: what is cached must not cost more than that.
+            raise ValueError(f"price_cached of {self.name} must be at most its price_in")
         return self
 
 

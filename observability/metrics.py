@@ -4,33 +4,26 @@ Labels come from closed sets: configured models (others are `other`), lanes, out
 """
 
 from collections.abc import Callable, Iterable
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, disable_created_metrics, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
+from observability.gauges import READ_AT_SCRAPE, MetricHelp
 from observability.records import RequestRecord
 
 _TTFT_BUCKETS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2, 4, 8, 16, 32, 64)
 _ITL_BUCKETS = (0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1, 2)
 _OVERHEAD_BUCKETS = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.1)
 OTHER_MODEL = "other"
+_MEANINGS = {one.name: one.meaning for one in READ_AT_SCRAPE}
 
 _Metric = TypeVar("_Metric", Counter, Histogram)
 
 _Family = CounterMetricFamily | GaugeMetricFamily
 
 GaugeRows = Iterable[tuple[str, dict[str, str], float]]
-
-
-class MetricHelp(NamedTuple):
-    """One metric as the reference page shows it."""
-
-    name: str
-    kind: str
-    labels: tuple[str, ...]
-    meaning: str
 
 
 class _Series(dict[tuple[str, ...], _Metric]):
@@ -129,7 +122,7 @@ class Metrics:
         self._alerts[str(threshold),].inc()
 
     def counted(self) -> list[MetricHelp]:
-        """What is counted from records, for the reference page."""
+        """What is counted from records, for the reference page; the rest is `READ_AT_SCRAPE`."""
         return self._help
 
     def text(self) -> bytes:
@@ -170,7 +163,8 @@ class _Gauges(Collector):
             family = families.get(name)
             if family is None:
                 kind = CounterMetricFamily if name.endswith("_total") else GaugeMetricFamily
-                family = families[name] = kind(name, name.replace("_", " "), labels=list(labels))
+                meaning = _MEANINGS.get(name, name.replace("_", " "))
+                family = families[name] = kind(name, meaning, labels=list(labels))
             family.add_metric(list(labels.values()), value)
         return families.values()
 

@@ -120,8 +120,10 @@ class Quotas:
 
     def used_up(self, tenant: Tenant, moment: Moment) -> Rejected | None:
         """A limit of requests a minute, of tokens or of money that has nothing left. Nothing is counted."""
-        levels = self._plan(tenant, moment).levels
-        return used_up(levels, self._meters, moment, with_requests=True)
+        plan = self._plan(tenant, moment)
+        if plan.has_room(moment, with_requests=True):  # nearly always; it is asked before most bodies
+            return None
+        return used_up(plan.levels, self._meters, moment, with_requests=True)
 
     def standings(self, tenant: Tenant, moment: Moment) -> tuple[LimitStanding, ...]:
         """Every limit of the organisation and the project, and what is left of it."""

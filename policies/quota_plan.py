@@ -94,11 +94,18 @@ class Plan:
             self._open(unix)
         return self._budgets
 
-    def enforced_budgets(self, unix: float) -> SoleBundle | None:
-        """As `budgets`, less those in shadow mode."""
-        if not self._since <= unix < self._until:
-            self._open(unix)
-        return self._enforced
+    def has_room(self, moment: Moment, *, with_requests: bool = False) -> bool:
+        """Whether one step tells that something is left of every enforced limit of tokens and money.
+
+        False: ask each by itself. `with_requests`: of requests a minute too.
+        """
+        if self._meters is None:
+            return False
+        if with_requests and self.shown_requests is not None and not self.shown_requests.has_room(moment):
+            return False
+        if not self._since <= moment.unix < self._until:
+            self._open(moment.unix)
+        return self._enforced is None or self._enforced.has_room(moment)
 
     def amounts(self, nanousd: int, work: Work) -> tuple[int, int, int]:
         """What work counts for: money, tokens of the organisation, of the project, each by its own discount."""

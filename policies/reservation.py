@@ -83,12 +83,8 @@ class Reservation(Struct, eq=False, gc=False):  # no ring can lead through it
 
     def used_up(self, moment: Moment) -> Rejected | None:
         """The limit of tokens or money that has nothing left, so that no request can pass, whatever it asks for."""
-        if not self.has_budgets:
+        if not self.has_budgets or self.plan.has_room(moment):
             return None
-        if self.counted_at is not None:
-            bundle = self.plan.enforced_budgets(moment.unix)
-            if bundle is None or bundle.has_room(moment):
-                return None
         return used_up(self.levels, self.counting.meters, moment)
 
     def hold(self, expected: Expected, moment: Moment) -> Rejected | None:

@@ -1,7 +1,6 @@
 """The tables of the SQLite store, and how they change from version to version.
 
-Every change to what a directory reads raises
-the revision by a trigger, so that no statement can forget it.
+Every change to what a directory reads raises the revision by a trigger, so that no statement can forget it.
 """
 
 import sqlite3

@@ -33,7 +33,8 @@ def pick(
     one with the least work, else the prompt's home within its share of the work.
     """
     hits, useful = [row[2] for row in rows], useful_tokens(prompt_tokens)
-    is_useful = max(hits) >= useful
+    most_held = max(hits)
+    is_useful = most_held >= useful
     prices, is_crowded = prices_of(replicas, rows, counts_hits=is_useful)
     least = min(prices)
     limit = least + TIE_MS + TIE_SHARE * least
@@ -41,23 +42,21 @@ def pick(
     if len(tied) > 1 and is_useful:
         most = max([hits[index] for index in tied])
         tied = [index for index in tied if hits[index] == most]
-    warmest = hits.index(max(hits))
     if hits[tied[0]] >= useful:
         chosen = tied[0] if len(tied) == 1 else _least_loaded(key, replicas, rows, tied)
-        if hits[chosen] >= hits[warmest] - LEAST_TOKENS:
+        if hits[chosen] >= most_held - LEAST_TOKENS:
             return chosen, Why.WARM, chosen
-        home = -1
     else:
         chosen, home = _within_share(key, replicas, rows, tied, feels_bulk=feels_bulk)
-    if hits[warmest] >= useful:
-        if not is_crowded:
-            return chosen, Why.CHEAPER, warmest
-        crowding = _crowding(replicas[warmest], rows[warmest], min([row[7] for row in rows]))
-        is_for_crowd = prices[warmest] - crowding <= prices[chosen]
-        return chosen, Why.REPLICATED if is_for_crowd else Why.CHEAPER, warmest
-    if len(tied) < len(rows):
-        home = heaviest(key, replicas)
-    return chosen, Why.HOME if chosen == home else Why.NEXT_HOME, home
+        if not is_useful:
+            home = home if len(tied) == len(rows) else heaviest(key, replicas)
+            return chosen, Why.HOME if chosen == home else Why.NEXT_HOME, home
+    warmest = hits.index(most_held)
+    if not is_crowded:
+        return chosen, Why.CHEAPER, warmest
+    crowding = _crowding(replicas[warmest], rows[warmest], min([row[7] for row in rows]))
+    is_for_crowd = prices[warmest] - crowding <= prices[chosen]
+    return chosen, Why.REPLICATED if is_for_crowd else Why.CHEAPER, warmest
 
 
 def prices_of(
@@ -84,9 +83,9 @@ def _crowding(replica: Replica, row: Row, least: int) -> float:
 
 def _least_loaded(key: PrefixKey, replicas: Sequence[Replica], rows: Sequence[Row], among: list[int]) -> int:
     """The one with the least to do; of equals by hash."""
-    works = [(row[6] + ROW_TOKENS * row[7]) * row[8] for row in rows]
-    least = min([works[index] for index in among])
-    least_loaded = [index for index in among if works[index] == least]
+    works = [(rows[index][6] + ROW_TOKENS * rows[index][7]) * rows[index][8] for index in among]
+    least = min(works)
+    least_loaded = [index for index, work in zip(among, works, strict=True) if work == least]
     if len(least_loaded) == 1:
         return least_loaded[0]
     return least_loaded[heaviest(key, [replicas[index] for index in least_loaded])]

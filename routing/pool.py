@@ -88,15 +88,15 @@ class ReplicaPool:
         """
         replica = self._replicas.get(spec.name)
         capacity_bytes, max_nodes = bounds(spec.kv_tokens or self.settings.kv_tokens)
+        factor = self._factors.setdefault(spec.kind, CapacityFactor())
         if replica is None:
-            factor = self._factors.setdefault(spec.kind, CapacityFactor())
             shadow = ShadowIndex(capacity_bytes, max_nodes, name=spec.name, holders=self.holders, factor=factor)
             replica = Replica(spec, shadow, self._seat_limits(spec.seats), now)
             self._replicas[spec.name] = replica
         else:
             known, replica.spec = replica.spec, spec
             replica.seat_limits = self._seat_limits(spec.seats)
-            replica.shadow.resize(capacity_bytes, max_nodes)
+            replica.shadow.resize(capacity_bytes, max_nodes, factor)
             if (known.generation, known.url, known.model) != (spec.generation, spec.url, spec.model):
                 replica.restart(now)
         self._index()
@@ -113,9 +113,6 @@ class ReplicaPool:
             return False
         replica.shadow.leave()
         self._index()
-        self._usual = {model: usual for model, usual in self._usual.items() if model in self._by_model}
-        kinds = {one.spec.kind for one in self._replicas.values()}
-        self._factors = {kind: factor for kind, factor in self._factors.items() if kind in kinds}
         return True
 
     def can_move(self, name: str, state: ReplicaState) -> bool:
@@ -220,11 +217,9 @@ class ReplicaPool:
     def learn_ttft(self, lease: Lease, uncached_tokens: int, ttft_s: float) -> None:
         """Take in a time to first token, from dispatch, of a prompt that had `uncached_tokens` to be computed."""
         if lease.is_current and not lease.is_hidden:  # how long bulk was left out says nothing of how fast it reads
-            replica = lease.replica
-            replica.ttft.observe(lease.tokens_ahead + uncached_tokens, ttft_s)
-            self._usual.setdefault(replica.spec.model, TtftModel()).observe(
-                lease.tokens_ahead + uncached_tokens, ttft_s
-            )
+            replica, num_tokens = lease.replica, lease.tokens_ahead + uncached_tokens
+            replica.ttft.observe(num_tokens, ttft_s)
+            self._usual.setdefault(replica.spec.model, TtftModel()).observe(num_tokens, ttft_s)
             self._assume(replica.spec.model)
             if not lease.unread_ahead:
                 replica.steps.learn_ttft(uncached_tokens, lease.rows_ahead, ttft_s, lease.begun_at + ttft_s)
@@ -281,10 +276,14 @@ class ReplicaPool:
         return tuple(limits)
 
     def _index(self) -> None:
+        """Who serves which model; what was learned of models and kinds that nobody is of any more is forgotten."""
         by_model: dict[str, list[Replica]] = {}
         for replica in self._replicas.values():
             by_model.setdefault(replica.spec.model, []).append(replica)
         self._by_model = {model: tuple(replicas) for model, replicas in by_model.items()}
+        self._usual = {model: usual for model, usual in self._usual.items() if model in by_model}
+        kinds = {replica.spec.kind for replica in self._replicas.values()}
+        self._factors = {kind: factor for kind, factor in self._factors.items() if kind in kinds}
 
 
 def _price_rows(replica: Replica) -> None:

@@ -21,8 +21,7 @@ def weight(seed: int, replica: Replica) -> int:
 
 def heaviest(key: PrefixKey, replicas: Sequence[Replica]) -> int:
     """The index of the prompt's home among these."""
-    seed = key.home
-    weights = [xxh3_64_intdigest(replica.name_bytes, seed) for replica in replicas]
+    weights = _weights(key.home, replicas)
     return weights.index(max(weights))
 
 
@@ -46,8 +45,7 @@ def work_bounds(works: Sequence[int], factor: float = LOAD_FACTOR) -> list[float
 
 def place(key: PrefixKey, replicas: Sequence[Replica], works: Sequence[int]) -> tuple[int, int]:
     """(index of the chosen, index of the home): the heaviest replica within its bound, and the heaviest of all."""
-    seed = key.home
-    weights = [xxh3_64_intdigest(replica.name_bytes, seed) for replica in replicas]
+    weights = _weights(key.home, replicas)
     home = weights.index(max(weights))
     bounds = work_bounds(works)
     if works[home] <= bounds[home]:
@@ -55,3 +53,8 @@ def place(key: PrefixKey, replicas: Sequence[Replica], works: Sequence[int]) -> 
     within = [index for index, work in enumerate(works) if work <= bounds[index]]
     assert within, "the least loaded replica is always within its bound"
     return max(within, key=weights.__getitem__), home
+
+
+def _weights(seed: int, replicas: Sequence[Replica]) -> list[int]:
+    """`weight` of each, without a call for each."""
+    return [xxh3_64_intdigest(replica.name_bytes, seed) for replica in replicas]

@@ -107,31 +107,20 @@ def _load(replica: Replica, *, feels_bulk: bool) -> tuple[int, int]:
 
 
 def score(
-    replicas: Iterable[Replica],
-    key: PrefixKey,
-    prompt_tokens: int,
-    tokens_per_byte: float,
-    *,
-    depths: Mapping[str, int],
-    exact: ExactHits = NO_HITS,
-    fresh_since: float = 0.0,
-    feels_bulk: bool = True,
-) -> tuple[Row, ...]:
+    replicas: Iterable[Replica], key: PrefixKey, prompt_tokens: int, tokens_per_byte: float, *,
+    depths: Mapping[str, int], exact: ExactHits = NO_HITS, fresh_since: float = 0.0, feels_bulk: bool = True,
+) -> tuple[Row, ...]:  # fmt: skip
     """The row of each replica, in order. One loop, not a call per term: it runs for every replica of every request.
 
-    `depths`: leading borders that each replica's shadow holds. `fresh_since`: what was routed to a replica from then on
-    its engine need not have told yet.
+    `depths`: leading borders that each shadow holds. `fresh_since`: what was routed from then on need not be told yet.
     """
     total_bytes, sizes, depth_of = key.total_bytes, key.sizes, depths.get
-    told_of, partial = exact.tokens.get, exact.partial
-    rows: list[Row] = []
-    add = rows.append
+    told_of, partial, rows = exact.tokens.get, exact.partial, list[Row]()
     for replica in replicas:
         ttft, shadow, name = replica.ttft, replica.shadow, replica.name
         confidence = replica.confidence.value
         hit_bytes = shadow_tokens = hit = 0
-        num_held = depth_of(name)
-        if num_held:
+        if num_held := depth_of(name):
             hit_bytes = sizes[num_held - 1]
             shadow_tokens, kv_tokens = int(hit_bytes * tokens_per_byte), replica.spec.kv_tokens
             if shadow_tokens > prompt_tokens:  # noqa: PLR1730 - a call of min here is a tenth of a decision
@@ -151,7 +140,7 @@ def score(
                 hit = fused(told, trust, untold, confidence)
             confidence = trust
         uncached = prompt_tokens - hit
-        if feels_bulk:
+        if feels_bulk:  # as `_load`, without a call
             outstanding, flying = replica.outstanding_tokens, replica.num_in_flight
         else:
             outstanding = replica.outstanding_tokens - replica.hidden_tokens
@@ -162,10 +151,8 @@ def score(
             work += flying * (1 + uncached // STEP_TOKENS) * row_tokens
         if shadow.held_bytes + total_bytes - hit_bytes > shadow.capacity_bytes:
             lost = shadow.lost_bytes(total_bytes - hit_bytes) * tokens_per_byte
-        add(
-            (
-                name, shadow_tokens, hit, confidence, told, uncached, outstanding, flying, ms, base, row_tokens, lost,
-                base + (work + lost) * ms, ttft.unlearned,
-            )
-        )  # fmt: skip
+        rows.append((
+            name, shadow_tokens, hit, confidence, told, uncached, outstanding, flying, ms, base, row_tokens, lost,
+            base + (work + lost) * ms, ttft.unlearned,
+        ))  # fmt: skip
     return tuple(rows)

@@ -16,6 +16,7 @@ from engines.contract import Fault
 from gateway.errors import REPLICA_PROBLEMS
 from gateway.outcome import Outcome
 from gateway.settings import Settings
+from observability.gauges import READ_AT_SCRAPE
 from observability.metrics import Metrics
 
 ROOT = Path(__file__).parent.parent
@@ -101,35 +102,9 @@ def metrics_page() -> str:
         "| metric | type | labels | meaning |",
         "|---|---|---|---|",
     ]
-    for collector in sorted(metrics.counted(), key=lambda one: one.name):
-        labels = ", ".join(f"`{label}`" for label in collector.labels) or "none"
-        lines.append(f"| `{collector.name}` | {collector.kind} | {labels} | {collector.meaning} |")
-    lines += [
-        "| `warmlane_gateways` | gauge | none | living gateways, with a shared store |",
-        "| `warmlane_gateways_degraded` | gauge | none | gateways whose lease has run out: the shared store is away |",
-        "| `warmlane_limits_degraded` | gauge | none | gateways that decide limits without the shared store |",
-        "| `warmlane_config_generation` | gauge | none | how often other settings came into force, from 1 at the start |",
-        "| `warmlane_config_refused` | gauge | none | 1 while the last reading of the configuration was refused |",
-        "| `warmlane_ledger_waiting` | gauge | none | requests written down that the ledger does not have yet |",
-        "| `warmlane_ledger_files` | gauge | none | files that gateways of this node wrote and the ledger still reads |",
-        "| `warmlane_ledger_dropped_total` | counter | none | refusals that found no room to be written down |",
-        "| `warmlane_ledger_recovered_total` | counter | none | requests of gateways that died, charged as reserved |",
-        "| `warmlane_ledger_unreadable_total` | counter | none | lines of the files that nobody could read |",
-        "| `warmlane_ledger_restored_total` | counter | none | ledger files that were taken away and made again |",
-        "| `warmlane_queue_depth` | gauge | `model`, `lane` | requests waiting for a seat |",
-        "| `warmlane_replica_seats` | gauge | `replica` | seats the gateway may fill |",
-        "| `warmlane_bulk_seats` | gauge | `replica` | seats that bulk may hold beside the present interactive work |",
-        "| `warmlane_replica_state` | gauge | `replica`, `state` | 1 for the state it is in |",
-        "| `warmlane_replica_running` | gauge | `replica` | requests in its batch, as it says or as we count |",
-        "| `warmlane_replica_waiting` | gauge | `replica` | requests in its own queue, if it says |",
-        "| `warmlane_replica_kv_used_ratio` | gauge | `replica` | share of its KV cache in use, if it says |",
-        (
-            "| `warmlane_replica_kv_events` | gauge | `replica`, `standing` | 1 for how much its KV events tell: `complete`, "
-            "`partial` or `unknown` |"
-        ),
-        "| `warmlane_replica_kv_blocks` | gauge | `replica` | blocks it holds, as its KV events tell |",
-        "| `warmlane_replica_kv_event_gaps_total` | counter | `replica` | times batches of its KV events were missing |",
-    ]
+    for metric in (*sorted(metrics.counted(), key=lambda one: one.name), *READ_AT_SCRAPE):
+        labels = ", ".join(f"`{label}`" for label in metric.labels) or "none"
+        lines.append(f"| `{metric.name}` | {metric.kind} | {labels} | {metric.meaning} |")
     return HEAD + "\n".join(lines) + "\n"
 
 

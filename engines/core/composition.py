@@ -8,11 +8,10 @@ then prompts in order. Where urgent prompts and decodes take turns, a step has t
 from engines.core.budget import StepBudget
 from engines.core.drafting import Drafter
 from engines.core.memory import Placement
+from engines.core.queue import URGENT_LANES
 from engines.core.seats import Seats
 from engines.core.turns import Turn, turn_of
 from policies.lane import Lane
-
-_URGENT = (Lane.INTERACTIVE, Lane.STANDARD)
 
 
 def compose(
@@ -54,17 +53,16 @@ def _take_urgent(budget: StepBudget, seats: Seats, drafter: Drafter, turn: Turn 
         if budget.grants:
             return may_seat
         budget.wake()
-    for lane in _URGENT:
-        for sequence in seats.running.in_lane(lane):
-            if sequence.is_decoding:
-                budget.take(sequence)
+    for sequence in seats.running.urgent():
+        if sequence.is_decoding:
+            budget.take(sequence)
     drafter.add(budget, is_bulk=False)
     return _take_prompts(budget, seats, may_seat=may_seat) if turn is None else may_seat
 
 
 def _take_prompts(budget: StepBudget, seats: Seats, *, may_seat: bool) -> bool:
     """Urgent prompts, as far as they may; whether bulk may seat its own."""
-    for lane in _URGENT:
+    for lane in URGENT_LANES:
         for sequence in seats.running.in_lane(lane):
             if not sequence.is_decoding:
                 budget.take(sequence)

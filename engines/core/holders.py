@@ -80,10 +80,6 @@ class SlotHolders:
         """A slot that holds this cached block, hence all before it."""
         return min(self._slots_of[block])
 
-    def num_only_in(self, slot: int) -> int:
-        """How many blocks of the slot's path no other slot holds: what is lost if it gives itself up."""
-        return sum(len(self._slots_of[block]) == 1 for block in self._paths[slot])
-
     def next_to_go(self, path: Sequence[int] = ()) -> int | None:
         """The retained slot that would give itself up if `open(path)` were called; None if none would."""
         source = self._best_source(path)

@@ -77,14 +77,11 @@ class KvMemory:
     def place(self, sequence: Sequence, keep_free: int) -> Placement:
         """Give the sequence a slot, its prefix hit and blocks for all its tokens, leaving `keep_free` blocks free.
 
-        At least the last token is left to compute, since its logits are wanted. A sequence waits for a prefix that
-        another, of no lower lane, is computing: the work is done once (claims.py).
+        A sequence waits for a prefix that another, of no lower lane, is computing: the work is done once (claims.py).
         """
         if self._claims.must_wait(sequence, sequence.awaited_hash):
             return Placement.AWAITS_PREFIX
-        size = self._settings.block_size
-        extend_hashes(sequence.hashes, sequence.tokens, size, sequence.request.salt)
-        hittable = sequence.hashes[: (len(sequence.tokens) - 1) // size]
+        hittable = self._hittable(sequence)
         path = self._pool.match(hittable)
         num_blocks = self._num_blocks(len(sequence.tokens))
         hit = self.copies.find(hittable, len(path), num_blocks)
@@ -105,9 +102,7 @@ class KvMemory:
 
     def has_room_without(self, victims: Iterable[Sequence], sequence: Sequence, keep_free: int) -> bool:
         """Whether `place` would find blocks for `sequence` if all of `victims` were released. Changes nothing."""
-        size = self._settings.block_size
-        extend_hashes(sequence.hashes, sequence.tokens, size, sequence.request.salt)
-        path = self._pool.match(sequence.hashes[: (len(sequence.tokens) - 1) // size])
+        path = self._pool.match(self._hittable(sequence))
         num_free = self._pool.num_free - self._pool.num_free_in(path)
         num_freed = self._pool.num_freed_by((victim.blocks for victim in victims), path)
         return self._num_blocks(len(sequence.tokens)) - len(path) <= num_free + num_freed - keep_free
@@ -130,11 +125,11 @@ class KvMemory:
 
     def publish(self, sequence: Sequence) -> None:
         """Let others hit the sequence's full computed blocks."""
-        num_full = sequence.num_computed // self._settings.block_size
-        if num_full == sequence.num_published:
-            return
-        extend_hashes(sequence.hashes, sequence.tokens, self._settings.block_size, sequence.request.salt)
         first, size = sequence.num_published, self._settings.block_size
+        num_full = sequence.num_computed // size
+        if num_full == first:
+            return
+        extend_hashes(sequence.hashes, sequence.tokens, size, sequence.request.salt)
         for index in range(first, num_full):
             block = sequence.blocks[index]
             self._pool.publish(block, sequence.hashes[index], sequence.blocks[index - 1] if index else None)
@@ -182,6 +177,12 @@ class KvMemory:
         else:
             everywhere = sorted([*slots, *self._free_slots])
             assert everywhere == list(range(self.num_slots)), "a slot is lost or in two places"
+
+    def _hittable(self, sequence: Sequence) -> list[bytes]:
+        """Names of the blocks that it may hit: at least the last token is computed, since its logits are wanted."""
+        size = self._settings.block_size
+        extend_hashes(sequence.hashes, sequence.tokens, size, sequence.request.salt)
+        return sequence.hashes[: (len(sequence.tokens) - 1) // size]
 
     def _num_blocks(self, num_tokens: int) -> int:
         return -(-num_tokens // self._settings.block_size)

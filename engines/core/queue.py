@@ -7,6 +7,8 @@ from operator import attrgetter
 from engines.core.sequence import Sequence
 from policies.lane import Lane
 
+URGENT_LANES = (Lane.INTERACTIVE, Lane.STANDARD)  # those above bulk
+
 _order = attrgetter("order")
 
 
@@ -42,6 +44,15 @@ class OrderedSequences:
         """How many of this lane."""
         low, high = self._bounds(lane)
         return high - low
+
+    def urgent(self) -> tuple[Sequence, ...]:
+        """A snapshot of those above bulk, in order."""
+        return tuple(self._items[: self.num_urgent])
+
+    @property
+    def num_urgent(self) -> int:
+        """How many are above bulk."""
+        return bisect_left(self._items, Lane.BULK.rank, key=_rank)
 
     def last(self) -> Sequence:
         """The least urgent, youngest one."""

@@ -71,13 +71,9 @@ class Seats:
 
     def urgent_demand(self) -> tuple[int, bool]:
         """How many urgent sequences decode, and whether there are urgent prompts, seated or waiting."""
-        num_urgent = len(self.running) - self.running.num_in(Lane.BULK)
-        num_decoding = sum(
-            sequence.is_decoding
-            for lane in (Lane.INTERACTIVE, Lane.STANDARD)
-            for sequence in self.running.in_lane(lane)
-        )
-        return num_decoding, num_decoding < num_urgent or len(self.waiting) > self.waiting.num_in(Lane.BULK)
+        urgent = self.running.urgent()
+        num_decoding = sum(sequence.is_decoding for sequence in urgent)
+        return num_decoding, num_decoding < len(urgent) or self.waiting.num_urgent > 0
 
     def seat(self, sequence: Sequence) -> Placement:
         """Seat a waiting sequence if it can be; an urgent one may cost bulk ones their seats."""
@@ -116,14 +112,14 @@ class Seats:
             assert sequence.slot is None, "only seats have slots"
         new = [s.request.is_urgent for s in self.waiting if s.state is SequenceState.WAITING]
         assert [sum(new), len(new)] == [self._num_new[True], self.num_new], "new ones are miscounted"
-        num_bulk = self.running.num_in(Lane.BULK)
-        assert max(num_bulk, len(self.running) - num_bulk) <= self._settings.max_seqs, "more seats than there are"
+        num_seated = max(self.running.num_in(Lane.BULK), self.running.num_urgent)
+        assert num_seated <= self._settings.max_seqs, "more seats than there are"
         self.memory.check_integrity(self.running)
 
     def _may_sit(self, sequence: Sequence) -> bool:
         if sequence.request.lane is Lane.BULK:
             return len(self.running) < self._settings.max_seqs
-        return len(self.running) - self.running.num_in(Lane.BULK) < self._settings.max_seqs
+        return self.running.num_urgent < self._settings.max_seqs
 
     def _place(self, sequence: Sequence) -> Placement:
         if len(self.running) >= self.memory.num_slots:

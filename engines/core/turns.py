@@ -7,11 +7,9 @@ that decode and the urgent prompts take turns: each that decodes gets its token,
 from dataclasses import dataclass
 from itertools import islice
 
+from engines.core.queue import URGENT_LANES
 from engines.core.seats import Seats
 from engines.core.sequence import Sequence
-from policies.lane import Lane
-
-_URGENT = (Lane.INTERACTIVE, Lane.STANDARD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,11 +26,11 @@ class Turn:
 
 def turn_of(seats: Seats, last_step: int) -> Turn | None:
     """Whose turn it is after step `last_step`; None where only one kind is there, so that nobody need rest."""
-    seated = [s for lane in _URGENT for s in seats.running.in_lane(lane)]
+    seated = seats.running.urgent()
     decoding = [s for s in seated if s.is_decoding]
     prompts = [s for s in seated if not s.is_decoding]
     if len(seated) < seats.num_urgent_seats:
-        prompts += [s for lane in _URGENT for s in islice(seats.waiting.in_lane(lane), 1)]
+        prompts += [s for lane in URGENT_LANES for s in islice(seats.waiting.in_lane(lane), 1)]
     if not decoding or not prompts:
         return None
     if any(s.last_step < last_step for s in decoding):

@@ -6,9 +6,8 @@ A process of its own, because a file from elsewhere is read here for the first t
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
-from engines.gguf.header import GgufHeader, ModelFileError, read_header
+from engines.gguf.header import GgufHeader, report
 
 _TEXT_CHARACTERS = 200  # chosen: what a table can show
 
@@ -43,13 +42,7 @@ def _quantisation(file_type: object) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """0 and one line of JSON for a whole GGUF file, 1 with one sentence on stderr otherwise."""
-    try:
-        header = read_header(Path(*arguments))
-    except ModelFileError as error:
-        sys.stderr.write(f"{error}\n")
-        return 1
-    sys.stdout.write(f"{json.dumps(describe(header))}\n")
-    return 0
+    return report(arguments, lambda header: json.dumps(describe(header)))
 
 
 if __name__ == "__main__":

@@ -51,9 +51,9 @@ class GgufEmbedder:
         self._library = model.library
         self._model = model  # NOTE: the weights must outlive the context
         self._pooling = model.pooling or _MEAN_POOLING
-        self._most_inputs = settings.max_batch_inputs
         self.name = model.name
         self.max_input_tokens = min(settings.max_input_tokens, model.context_tokens)
+        self._most_inputs = min(settings.max_batch_inputs, self.max_input_tokens)
         self.can_rank = self._pooling == RANK_POOLING
         c = self._library.c
         self.dimensions: int = (
@@ -102,7 +102,7 @@ class GgufEmbedder:
 
     def _open(self, threads: int) -> Any:
         params = self._library.c.llama_context_default_params()
-        num_inputs = min(self._most_inputs, self.max_input_tokens)
+        num_inputs = self._most_inputs
         # The library ends the process if a pooled input does not fit into one piece of work, or if the work's tokens
         # are no multiple of its sequences.
         num_tokens = -(-self.max_input_tokens // num_inputs) * num_inputs
@@ -132,9 +132,8 @@ class GgufEmbedder:
     def _batches(self, inputs: Sequence[Sequence[int]]) -> Iterator[tuple[int, list[Sequence[int]]]]:
         """Runs of inputs that fit into one call, with the number of the first."""
         first, batch, num_tokens = 0, list[Sequence[int]](), 0
-        most = min(self._most_inputs, self.max_input_tokens)
         for index, tokens in enumerate(inputs):
-            if batch and (len(batch) == most or num_tokens + len(tokens) > self.max_input_tokens):
+            if batch and (len(batch) == self._most_inputs or num_tokens + len(tokens) > self.max_input_tokens):
                 yield first, batch
                 first, batch, num_tokens = index, [], 0
             batch.append(tokens)
@@ -150,8 +149,8 @@ class GgufEmbedder:
         self._batch.fill([Row(slot, 0, tuple(tokens), len(tokens)) for slot, tokens in enumerate(batch)])
         code = library.c.llama_decode(self._context, self._batch.struct[0])
         if code:
-            why = library.log.take_errors()
-            raise EngineFault(f"llama.cpp failed with code {code} on a batch of inputs" + (f": {why}." if why else "."))
+            why = library.log.take_reason()
+            raise EngineFault(f"llama.cpp failed with code {code} on a batch of inputs{why}.")
         for slot, row in enumerate(target):
             source = library.c.llama_get_embeddings_seq(self._context, slot)
             if source == library.ffi.NULL:

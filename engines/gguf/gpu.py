@@ -13,6 +13,7 @@ _GPU_TYPES = frozenset({1, 2})  # ggml_backend_dev_type: of its own memory, and 
 # leaves 1 GiB.
 _RESERVE_BYTES = 1 << 30
 _RESERVE_SHARE = 0.1
+_EVERY_LAYER = 1 << 10  # more than any model has
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +46,7 @@ def gpu_layers(num_layers: int, weight_bytes: int, kv_bytes: int, free_bytes: in
 
     Weights are taken to be spread evenly, and a layer's KV lies where the layer is. A model that fits goes whole.
     """
-    usable = free_bytes - max(_RESERVE_BYTES, int(free_bytes * _RESERVE_SHARE))
+    usable = _usable(free_bytes)
     if num_layers < 1 or usable <= 0:
         return 0
     layer_bytes = weight_bytes / (num_layers + 1) + kv_bytes / num_layers
@@ -58,9 +59,10 @@ def choose_gpu_layers(library: Library, num_layers: int | None, weight_bytes: in
     if not devices:
         return 0
     free = sum(device.free_bytes for device in devices)
-    return gpu_layers(num_layers or 1, weight_bytes, kv_bytes, free) if num_layers else _whole(weight_bytes, free)
+    if num_layers:
+        return gpu_layers(num_layers, weight_bytes, kv_bytes, free)
+    return _EVERY_LAYER if weight_bytes < _usable(free) else 0
 
 
-def _whole(weight_bytes: int, free_bytes: int) -> int:
-    every_layer = 1 << 10
-    return every_layer if weight_bytes < free_bytes - max(_RESERVE_BYTES, int(free_bytes * _RESERVE_SHARE)) else 0
+def _usable(free_bytes: int) -> int:
+    return free_bytes - max(_RESERVE_BYTES, int(free_bytes * _RESERVE_SHARE))

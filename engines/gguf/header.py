@@ -8,7 +8,7 @@ import math
 import mmap
 import struct
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -264,15 +264,20 @@ class _Cursor:
         return ModelFileError(f"The model file {self._path} is damaged: {why}.")
 
 
-def main(arguments: Sequence[str]) -> int:
-    """`python -m engines.gguf.header FILE`: 0 for a whole GGUF file, 1 with one sentence on stderr otherwise."""
+def report(arguments: Sequence[str], line_of: Callable[[GgufHeader], str]) -> int:
+    """0 and a line on stdout for the whole GGUF file that a program was given, else 1 and one sentence on stderr."""
     try:
         header = read_header(Path(*arguments))
     except ModelFileError as error:
         sys.stderr.write(f"{error}\n")
         return 1
-    sys.stdout.write(f"{header.architecture}\n")
+    sys.stdout.write(f"{line_of(header)}\n")
     return 0
+
+
+def main(arguments: Sequence[str]) -> int:
+    """`python -m engines.gguf.header FILE`: what architecture a whole GGUF file holds, or what is wrong with it."""
+    return report(arguments, lambda header: header.architecture)
 
 
 if __name__ == "__main__":

@@ -68,6 +68,11 @@ class LogTail:
         self.errors.clear()
         return phrase
 
+    def take_reason(self) -> str:
+        """The same as the end of a sentence, with its colon and without its full stop."""
+        phrase = self.take_errors()
+        return f": {phrase}" if phrase else ""
+
 
 @dataclass(frozen=True, slots=True)
 class Library:

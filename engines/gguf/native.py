@@ -5,7 +5,6 @@ They run only where every processor feature exists that they were built for, so 
 """
 
 import hashlib
-import json
 import os
 import platform
 from collections.abc import Mapping
@@ -15,6 +14,7 @@ from pathlib import Path
 import msgspec
 
 from engines.gguf.abi import LibraryMismatch
+from engines.gguf.home import home_folder
 
 MANIFEST_NAME = "manifest.json"
 DECLARATIONS_NAME = "llama.cdef"
@@ -62,7 +62,7 @@ class NativeBuild:
 
 def native_folder(environ: Mapping[str, str] = os.environ) -> Path:
     """Where `make native` puts its build: `native` in the home folder."""
-    return Path(environ.get("WARMLANE_HOME") or ".warmlane").expanduser().absolute() / "native"
+    return home_folder(environ) / "native"
 
 
 def open_build(folder: Path, flags: frozenset[str] | None = None) -> NativeBuild:
@@ -117,7 +117,7 @@ def file_sha256(folder: Path, name: str) -> str:
 def _read_manifest(folder: Path) -> Manifest:
     path = folder / MANIFEST_NAME
     try:
-        manifest = msgspec.convert(json.loads(path.read_bytes()), Manifest)
+        manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
     except OSError as error:
         raise LibraryMismatch(f"There is no native build in {folder}: {path.name}: {error.strerror}.") from error
     except (ValueError, RecursionError) as error:

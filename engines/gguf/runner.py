@@ -211,9 +211,8 @@ class GgufRunner:
         code = self._library.c.llama_decode(self._context, self._batch.struct[0])
         if code:
             self._is_faulted = True
-            why = self._library.log.take_errors()
             what = _ERRORS.get(code, f"failed with code {code}")
-            raise EngineFault(f"llama.cpp {what} (step {step})" + (f": {why}." if why else "."))
+            raise EngineFault(f"llama.cpp {what} (step {step}){self._library.log.take_reason()}.")
 
     def _gather(self, num_samples: int) -> Logits:
         """The sampling rows in the batch's order, copied out of memory the context may move or free."""

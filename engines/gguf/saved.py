@@ -54,9 +54,10 @@ class SavedStates:
         num_saved, state = self._states[restore.handle]
         assert 0 < restore.num_tokens <= num_saved, f"handle {restore.handle} has {num_saved} tokens: {restore}"
         library = self._library
+        library.log.take_errors()
         source = library.ffi.from_buffer("uint8_t *", state)
         if library.c.llama_state_seq_set_data(self._context, source, state.nbytes, restore.slot) == 0:
-            raise EngineFault(f"llama.cpp cannot restore {num_saved} saved tokens{_why(library)}.")
+            raise EngineFault(f"llama.cpp cannot restore {num_saved} saved tokens{library.log.take_reason()}.")
         if restore.num_tokens < num_saved and not library.c.llama_memory_seq_rm(
             self._memory, restore.slot, restore.num_tokens, -1
         ):
@@ -80,11 +81,11 @@ class SavedStates:
         library.log.take_errors()
         size = self.bytes_of(slot)
         if size == 0:
-            raise EngineFault(f"llama.cpp cannot save the KV of slot {slot}{_why(library)}.")
+            raise EngineFault(f"llama.cpp cannot save the KV of slot {slot}{library.log.take_reason()}.")
         state = _mapped(size)
         target = library.ffi.from_buffer("uint8_t *", state, require_writable=True)
         if library.c.llama_state_seq_get_data(self._context, target, size, slot) != size:
-            raise EngineFault(f"llama.cpp cannot save the KV of slot {slot}{_why(library)}.")
+            raise EngineFault(f"llama.cpp cannot save the KV of slot {slot}{library.log.take_reason()}.")
         return state
 
 
@@ -97,8 +98,3 @@ def _mapped(size: int) -> _State:
         return np.frombuffer(mmap.mmap(-1, size), np.uint8)
     except (MemoryError, OSError) as error:
         raise EngineFault(f"There is no host memory for {size / 1e6:.1f} MB of saved KV.") from error
-
-
-def _why(library: Library) -> str:
-    why = library.log.take_errors()
-    return f": {why}" if why else ""

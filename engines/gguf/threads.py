@@ -14,6 +14,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from engines.gguf.home import home_folder
+
 CACHE_NAME = "threads.json"
 _PATIENCE_S = 2.0  # for one phase; then the best so far is taken
 _REPEATS = 3  # the shortest counts: others were disturbed
@@ -116,4 +118,4 @@ class ThreadCache:
 
 def cache_path(environ: Mapping[str, str] = os.environ) -> Path:
     """The file in the home folder."""
-    return Path(environ.get("WARMLANE_HOME") or ".warmlane").expanduser().absolute() / CACHE_NAME
+    return home_folder(environ) / CACHE_NAME

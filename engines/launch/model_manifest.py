@@ -14,7 +14,8 @@ import msgspec
 
 _MAX_MANIFEST_BYTES = 1 << 16  # chosen: ours have under 1 kB
 
-Name = Annotated[str, msgspec.Meta(min_length=1, max_length=128, pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$(?!\n)")]
+NAME_PATTERN = r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}"
+Name = Annotated[str, msgspec.Meta(pattern=rf"^{NAME_PATTERN}$(?!\n)")]
 _Text = Annotated[str, msgspec.Meta(max_length=4096)]
 _Count = Annotated[int, msgspec.Meta(ge=0)]
 

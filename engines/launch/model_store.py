@@ -13,10 +13,9 @@ from pathlib import Path
 
 from engines.launch.demo_model import DEMO_MODEL_NAME, DEMO_PACKAGE
 from engines.launch.file_lock import locked
-from engines.launch.model_manifest import Manifest, ModelError, SourceKind, read_manifest, write_manifest
+from engines.launch.model_manifest import NAME_PATTERN, Manifest, ModelError, SourceKind, read_manifest, write_manifest
 from engines.launch.model_probe import probe
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 _BESIDE = (".manifest.json", ".LICENSE.txt", ".LICENSE.html", ".stamp.json", ".gguf.part", ".gguf.part.json")
 _SPARE_BYTES = 64 << 20  # chosen: a disk is not filled to its last byte
 
@@ -28,7 +27,7 @@ class BadName(ValueError):
 def checked_name(name: str) -> str:
     """The name, without an ending `.gguf`. Raises `BadName`."""
     bare = name[: -len(".gguf")] if name.lower().endswith(".gguf") else name
-    if not _NAME.fullmatch(bare):
+    if not re.fullmatch(NAME_PATTERN, bare):
         raise BadName(f"{name!r} is no model name; take letters, digits, dots, dashes and underscores, 128 at most")
     return bare
 

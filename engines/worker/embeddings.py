@@ -13,8 +13,9 @@ from engines.core.embedding import Floats
 from engines.worker.answers import PromptTokensDetails, Usage, encode_json
 from engines.worker.decoding import decode_request
 from engines.worker.errors import ApiError, invalid, unsupported
-from engines.worker.exchange import ClientGone, Exchange
-from engines.worker.request_log import RequestEntry, open_entry
+from engines.worker.exchange import Exchange
+from engines.worker.request_frame import answer_request
+from engines.worker.request_log import RequestEntry
 from engines.worker.service import Service
 from engines.worker.surface import check_model
 from engines.worker.vector_schema import (
@@ -31,7 +32,6 @@ from engines.worker.vector_schema import (
     ScoreRequest,
 )
 from engines.worker.vectors import MAX_INPUTS, Inputs, VectorSource
-from observability import logs
 
 _JSON = [(b"content-type", b"application/json")]
 Answer = Callable[[Service, VectorSource, bytes], Awaitable["Reply"]]
@@ -56,22 +56,8 @@ class VectorEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        exchange, service = Exchange(scope, receive, send), self._service
-        entry = open_entry(exchange, self._surface, service.clock())
-        with service.open_request():
-            try:
-                service.check_ready()
-                body = await exchange.read_body(service.settings.max_body_bytes, service.settings.body_timeout_s)
-                await exchange.while_connected(self._respond(exchange, body, entry))
-                entry.complete()
-            except ClientGone:
-                entry.leave()
-            except ApiError as error:
-                entry.end_with(error)
-                await exchange.send_error(error)
-            finally:
-                service.metrics.ended(entry.outcome)
-                entry.write(logs.get(), service.clock())
+        service, exchange = self._service, Exchange(scope, receive, send)
+        await answer_request(service, exchange, self._surface, check=service.check_ready, respond=self._respond)
 
     async def _respond(self, exchange: Exchange, body: bytes, entry: RequestEntry) -> None:
         source = self._service.vectors
@@ -114,7 +100,7 @@ async def rerank(service: Service, source: VectorSource, body: bytes) -> Reply:
         if request.top_n is not None and request.top_n < 0:
             raise invalid("top_n", "`top_n` must not be negative")
         texts = [document if isinstance(document, str) else document.text for document in request.documents]
-        return request, source.read_pairs([(request.query, text) for text in texts], "documents"), texts
+        return request, source.read_pairs([(request.query, text) for text in texts], ("query", "documents")), texts
 
     request, inputs, texts = await service.prepare(read)
     scores = await source.scores(inputs)
@@ -133,7 +119,7 @@ async def score(service: Service, source: VectorSource, body: bytes) -> Reply:
     def read() -> Inputs:
         request = decode_request(body, ScoreRequest)
         check_model(request.model, service.settings.name)
-        return source.read_pairs(_pairs(request), "text_2")
+        return source.read_pairs(_pairs(request), ("text_1", "text_2"))
 
     inputs = await service.prepare(read)
     data = [Score(index, float(found)) for index, found in enumerate(await source.scores(inputs))]

@@ -60,3 +60,8 @@ def unsupported(param: str) -> ApiError:
 def unavailable(message: str, *, code: str, retry_after_s: int = 1) -> ApiError:
     """503: not now. The same request may succeed here later, or elsewhere at once."""
     return ApiError(503, message, code=code, retry_after_s=retry_after_s)
+
+
+def stopping() -> ApiError:
+    """503: the worker ends before the answer does."""
+    return unavailable("the worker is stopping", code="stopping")

@@ -1,7 +1,6 @@
-"""The path of a generating request: read, prepare, queue, stream or collect, and one line at its end.
+"""The path of a generating request inside its frame: prepare, queue, stream or collect.
 
-Both surfaces go this way. Whatever happens on it, leaving the blocks gives back what was held: sequences, the count
-that a drain waits for, and the entry that becomes metric and log line.
+Both surfaces go this way. Whatever happens on it, leaving the blocks gives the sequences back.
 """
 
 import time
@@ -13,13 +12,12 @@ from starlette.types import Receive, Scope, Send
 from engines.core.grammar import Grammar
 from engines.core.sequence import GenerateRequest
 from engines.worker.choice import Choice, Piece
-from engines.worker.errors import ApiError
-from engines.worker.exchange import ClientGone, Exchange
+from engines.worker.exchange import Exchange
 from engines.worker.generation import Generation
-from engines.worker.request_log import RequestEntry, open_entry
+from engines.worker.request_frame import answer_request
+from engines.worker.request_log import RequestEntry
 from engines.worker.service import Service
 from engines.worker.surface import AnswerHead, AnswerWriter, Prepared, Surface, usage_of
-from observability import logs
 
 _INT64 = 2**63
 
@@ -33,23 +31,12 @@ class GenerateEndpoint:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request."""
-        service, exchange = self._service, Exchange(scope, receive, send)
-        entry = open_entry(exchange, self._surface.name, service.clock())
-        with service.open_request():
-            try:
-                service.check_ready()
-                service.check_generates()
-                body = await exchange.read_body(service.settings.max_body_bytes, service.settings.body_timeout_s)
-                await exchange.while_connected(self._answer(exchange, body, entry))
-                entry.complete()
-            except ClientGone:
-                entry.leave()
-            except ApiError as error:
-                entry.end_with(error)
-                await exchange.send_error(error)
-            finally:
-                service.metrics.ended(entry.outcome)
-                entry.write(logs.get(), service.clock())
+        exchange = Exchange(scope, receive, send)
+        await answer_request(self._service, exchange, self._surface.name, check=self._check, respond=self._answer)
+
+    def _check(self) -> None:
+        self._service.check_ready()
+        self._service.check_generates()
 
     async def _answer(self, exchange: Exchange, body: bytes, entry: RequestEntry) -> None:
         service = self._service

@@ -13,7 +13,7 @@ from engines.core.admission import Refusal, RefusalReason
 from engines.core.sequence import GenerateRequest, SequenceDelta
 from engines.worker.choice import Choice, Piece
 from engines.worker.engine_link import EngineLink
-from engines.worker.errors import ApiError, invalid, unavailable
+from engines.worker.errors import ApiError, invalid, stopping, unavailable
 
 
 class TokenTimes(Protocol):
@@ -125,5 +125,5 @@ def _refused(refusal: Refusal) -> ApiError:
     if refusal.reason is RefusalReason.QUEUE_FULL:
         return unavailable("the request queue is full", code="queue_full")
     if refusal.reason is RefusalReason.STOPPING:
-        return unavailable("the worker is stopping", code="stopping")
+        return stopping()
     return ApiError(500, "the request could not be queued", code=refusal.reason.value)

@@ -19,8 +19,6 @@ from engines.worker.tool_prompt import with_tools_told
 Tokens = tuple[int, ...]
 MAX_PROMPTS = 64  # of one completions request; chosen
 _TAIL_CHARS = 64  # longer than any tag that begins reasoning
-
-
 # What a template gets from us; a client's variables of these names would change what it means.
 _OURS = frozenset({"messages", "tools", "documents", "add_generation_prompt", "bos_token", "eos_token"})
 _VARIABLE = re.compile(r"[A-Za-z][A-Za-z0-9_]{0,63}")
@@ -63,22 +61,6 @@ class PromptBuilder:
         self._template = ChatTemplate(model.chat_template) if model.chat_template else None
         self._special = special_pattern(model.special_texts)
         self._max_bytes = max_tokens * _longest_piece_bytes(model, vocab_size)
-
-    def chat(
-        self,
-        messages: list[Message],
-        *,
-        tools: list[object] | None = None,
-        add_generation_prompt: bool | None = None,
-        continue_final_message: bool = False,
-    ) -> Tokens:
-        """The tokens of a conversation. Raises `ApiError`."""
-        return self.conversation(
-            messages,
-            ChatExtras(tools=tools or ()),
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message,
-        ).tokens
 
     def conversation(
         self,
@@ -133,7 +115,7 @@ class PromptBuilder:
 
     def completion(self, request: CompletionRequest) -> list[Tokens]:
         """The prompts of a completions request, at least one."""
-        prompts = _split_prompts(request.prompt)
+        prompts = split_prompts(request.prompt, "prompt")
         if not 1 <= len(prompts) <= MAX_PROMPTS:
             raise invalid("prompt", f"`prompt` must hold 1 to {MAX_PROMPTS} prompts")
         return [self.text(prompt) if isinstance(prompt, str) else self._checked(prompt) for prompt in prompts]
@@ -172,15 +154,15 @@ def _variables(extras: ChatExtras, guard: ContentGuard) -> dict[str, Any]:
     return variables
 
 
-def _split_prompts(prompt: str | list[str | int | list[int]]) -> list[str | list[int]]:
-    """One entry a prompt. A list of numbers is one prompt."""
+def split_prompts(prompt: str | list[str | int | list[int]], param: str) -> list[str | list[int]]:
+    """One entry a prompt. A list of numbers is one prompt. Raises `ApiError` 400 naming `param` for a mixture."""
     if isinstance(prompt, str):
         return [prompt]
     numbers = [item for item in prompt if isinstance(item, int)]
     if not numbers:
         return [item for item in prompt if not isinstance(item, int)]
     if len(numbers) != len(prompt):
-        raise invalid("prompt", "`prompt` must be text, token ids, or a list of one of them")
+        raise invalid(param, f"`{param}` must be text, token ids, or a list of one of them")
     return [numbers]
 
 

@@ -17,7 +17,7 @@ from engines.worker.completions import CompletionSurface
 from engines.worker.composed_grammars import AfterReasoning, EitherGrammar
 from engines.worker.constraints import Constraint
 from engines.worker.engine_link import EngineLink
-from engines.worker.errors import ApiError, invalid, unavailable
+from engines.worker.errors import ApiError, invalid, stopping, unavailable
 from engines.worker.family import family_of
 from engines.worker.generation import Generation
 from engines.worker.grammars import GrammarCompiler, GrammarError
@@ -32,7 +32,7 @@ ResultT = TypeVar("ResultT")
 
 
 class Service:
-    """A loaded engine, ready to answer. `num_requests`: generating requests whose answer has not ended."""
+    """A loaded engine, ready to answer. `num_requests`: requests for the model whose answer has not ended."""
 
     def __init__(
         self,
@@ -167,9 +167,11 @@ class Service:
         return False
 
     def end_open_requests(self) -> None:
-        """End all generations with an error, at once."""
+        """End all generations, and all that is embedded or ranked, with an error, at once."""
         for generation in list(self._generations):
-            generation.fail(unavailable("the worker is stopping", code="stopping"))
+            generation.fail(stopping())
+        if self.vectors is not None:
+            self.vectors.stop()
 
     def close(self) -> None:
         """End the engine's thread and give the device back. Takes up to a step."""

@@ -16,25 +16,25 @@ _NAMES = {SPEND, TURNS, JOINED, BUILT}
 class Metered(jinja2.visitor.NodeTransformer):
     """Puts a meter into loops, macros and blocks of text, and gives `~` a bound."""
 
-    def visit_For(self, node: jinja2.nodes.For) -> jinja2.nodes.Node:  # noqa: N802  # by the node\'s name
+    def visit_For(self, node: jinja2.nodes.For) -> jinja2.nodes.Node:  # noqa: N802  # by the node's name
         """A loop: each turn spends, and the text it writes."""
         self.generic_visit(node)
         node.iter = _call(TURNS, [cast(jinja2.nodes.Expr, node.iter)], node.lineno)
         return node
 
-    def visit_Macro(self, node: jinja2.nodes.Macro) -> jinja2.nodes.Node:  # noqa: N802  # by the node\'s name
+    def visit_Macro(self, node: jinja2.nodes.Macro) -> jinja2.nodes.Node:  # noqa: N802  # by the node's name
         """A macro: each call spends."""
         self.generic_visit(node)
         node.body.insert(0, jinja2.nodes.Output([_call(SPEND, [], node.lineno)], lineno=node.lineno))
         return node
 
-    def visit_CallBlock(self, node: jinja2.nodes.CallBlock) -> jinja2.nodes.Node:  # noqa: N802  # by the node\'s name
+    def visit_CallBlock(self, node: jinja2.nodes.CallBlock) -> jinja2.nodes.Node:  # noqa: N802  # by the node's name
         """A call's body is a macro too."""
         self.generic_visit(node)
         node.body.insert(0, jinja2.nodes.Output([_call(SPEND, [], node.lineno)], lineno=node.lineno))
         return node
 
-    def visit_Output(self, node: jinja2.nodes.Output) -> jinja2.nodes.Node:  # noqa: N802  # by the node\'s name
+    def visit_Output(self, node: jinja2.nodes.Output) -> jinja2.nodes.Node:  # noqa: N802  # by the node's name
         """Fixed text is spent like any other."""
         self.generic_visit(node)
         length = sum(len(part.data) for part in node.nodes if isinstance(part, jinja2.nodes.TemplateData))
@@ -42,27 +42,27 @@ class Metered(jinja2.visitor.NodeTransformer):
             node.nodes.insert(0, _call(SPEND, [jinja2.nodes.Const(length)], node.lineno))
         return node
 
-    def visit_Concat(self, node: jinja2.nodes.Concat) -> jinja2.nodes.Node:  # noqa: N802  # by the node\'s name
+    def visit_Concat(self, node: jinja2.nodes.Concat) -> jinja2.nodes.Node:  # noqa: N802  # by the node's name
         """`a ~ b`."""
         self.generic_visit(node)
         return _call(JOINED, node.nodes, node.lineno)
 
-    def visit_List(self, node: jinja2.nodes.List) -> jinja2.nodes.Node:  # noqa: N802  # by the node\'s name
+    def visit_List(self, node: jinja2.nodes.List) -> jinja2.nodes.Node:  # noqa: N802  # by the node's name
         """`[a, b]`."""
         self.generic_visit(node)
         return _call(BUILT, [node], node.lineno)
 
-    def visit_Dict(self, node: jinja2.nodes.Dict) -> jinja2.nodes.Node:  # noqa: N802  # by the node\'s name
+    def visit_Dict(self, node: jinja2.nodes.Dict) -> jinja2.nodes.Node:  # noqa: N802  # by the node's name
         """`{a: b}`."""
         self.generic_visit(node)
         return _call(BUILT, [node], node.lineno)
 
-    def visit_Tuple(self, node: jinja2.nodes.Tuple) -> jinja2.nodes.Node:  # noqa: N802  # by the node\'s name
+    def visit_Tuple(self, node: jinja2.nodes.Tuple) -> jinja2.nodes.Node:  # noqa: N802  # by the node's name
         """`(a, b)`, unless it is assigned to."""
         self.generic_visit(node)
         return _call(BUILT, [node], node.lineno) if node.ctx == "load" else node
 
-    def visit_Name(self, node: jinja2.nodes.Name) -> jinja2.nodes.Node:  # noqa: N802  # by the node\'s name
+    def visit_Name(self, node: jinja2.nodes.Name) -> jinja2.nodes.Node:  # noqa: N802  # by the node's name
         """The meters' own names are not for templates."""
         if node.name in _NAMES:
             raise jinja2.TemplateSyntaxError("a reserved name", node.lineno)

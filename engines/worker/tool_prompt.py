@@ -49,9 +49,8 @@ def _joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Neighbouring results in one message, since many templates want roles to alternate."""
     joined: list[dict[str, Any]] = []
     for message in messages:
-        is_result = message.pop("is_result", False) if "is_result" in message else False
-        if is_result and joined and joined[-1].get("is_result"):
+        if message.get("is_result") and joined and joined[-1].get("is_result"):
             joined[-1]["content"] += "\n" + message["content"]
-            continue
-        joined.append({**message, "is_result": True} if is_result else message)
+        else:
+            joined.append(message)
     return [{key: value for key, value in message.items() if key != "is_result"} for message in joined]

@@ -6,7 +6,8 @@ import numpy as np
 
 from engines.core.embedding import EmbeddingModel, Floats
 from engines.worker.batcher import Batcher
-from engines.worker.errors import invalid
+from engines.worker.errors import ApiError, invalid
+from engines.worker.prompts import split_prompts
 
 MAX_INPUTS = 2048  # of one request; OpenAI's
 _BYTES_A_TOKEN = 64  # no text with more bytes for each token of the bound is even tokenised; chosen
@@ -27,24 +28,28 @@ class VectorSource:
 
     def read_inputs(self, asked: str | list[str | int | list[int]]) -> Inputs:
         """The texts of `input`, one or several, as tokens. Raises `ApiError` 400."""
-        texts: list[str | int | list[int]] = [asked] if isinstance(asked, str) else list(asked)
-        numbers = [item for item in texts if isinstance(item, int)]
-        if numbers and len(numbers) != len(texts):
-            raise invalid("input", "`input` must be text, token ids, or a list of one of them")
-        several = [numbers] if numbers else [item for item in texts if not isinstance(item, int)]
+        several = split_prompts(asked, "input")
         if not 1 <= len(several) <= MAX_INPUTS:
             raise invalid("input", f"`input` must hold 1 to {MAX_INPUTS} texts")
         return [self._checked(self._tokens(item), "input") for item in several]
 
-    def read_pairs(self, pairs: Sequence[tuple[str, str]], param: str) -> Inputs:
-        """Pairs as tokens: one input each for a model that ranks, else the first texts, then the second ones."""
+    def read_pairs(self, pairs: Sequence[tuple[str, str]], fields: tuple[str, str]) -> Inputs:
+        """Pairs as tokens: one input each for a model that ranks, else the first texts, then the second ones.
+
+        `fields`: those of the first and of the second texts. Raises `ApiError` 400 naming the one at fault; a pair that
+        is too long only together counts as its second text's fault.
+        """
         for pair in pairs:
-            for text in pair:
-                self._check_size(text, param)
+            for text, field in zip(pair, fields, strict=True):
+                self._check_size(text, field)
         if self.model.can_rank:
-            return [self._checked(self.model.pair_tokens(first, second), param) for first, second in pairs]
-        texts = [*(first for first, _ in pairs), *(second for _, second in pairs)]
-        return [self._checked(self.model.text_tokens(text), param) for text in texts]
+            return [self._checked(self.model.pair_tokens(*pair), fields[1]) for pair in pairs]
+        inputs: Inputs = []
+        for side, field in enumerate(fields):
+            texts = [pair[side] for pair in pairs]
+            read = {text: self._checked(self.model.text_tokens(text), field) for text in dict.fromkeys(texts)}
+            inputs += [read[text] for text in texts]
+        return inputs
 
     async def vectors(self, inputs: Inputs) -> Floats:
         """(number of inputs, dimensions). Raises `ApiError`."""
@@ -52,11 +57,18 @@ class VectorSource:
 
     async def scores(self, inputs: Inputs) -> Floats:
         """One a pair of `read_pairs`: the model's own, or the cosine of two vectors. Raises `ApiError`."""
-        rows = await self._batcher.rows(inputs)
         if self.model.can_rank:
-            return rows
-        cosines: Floats = np.einsum("ij,ij->i", rows[: len(rows) // 2], rows[len(rows) // 2 :])
+            return await self._batcher.rows(inputs)
+        firsts, seconds = inputs[: len(inputs) // 2], inputs[len(inputs) // 2 :]
+        if all(tokens is firsts[0] for tokens in firsts):  # one text against all, embedded once
+            firsts = firsts[:1]
+        rows = await self._batcher.rows([*firsts, *seconds])
+        cosines: Floats = np.einsum("ij,ij->i", rows[: len(firsts)], rows[len(firsts) :])
         return cosines
+
+    def stop(self) -> None:
+        """End what is open with an error, and what comes after; the worker stops."""
+        self._batcher.stop()
 
     def close(self) -> None:
         """Give the model back, after the call at work."""
@@ -82,6 +94,6 @@ class VectorSource:
             raise self._too_long(param)
         return tokens
 
-    def _too_long(self, param: str) -> Exception:
+    def _too_long(self, param: str) -> ApiError:
         most = self.model.max_input_tokens
         return invalid(param, f"this model reads {most} tokens at most", code="context_length_exceeded")

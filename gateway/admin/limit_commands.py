@@ -18,6 +18,8 @@ limits = typer.Typer(help="Limits of an organisation or a project.", no_args_is_
 _OF_WHAT = "give --project or --org, or the id of one (proj_…, org_…)"
 _ONE_DOCUMENT = "give the document as an argument or with --file, one of them"
 
+_CLOSED = "usd_per_month closes models without a price ({}); give them price_in and price_out in the configuration"
+
 ProjectOption = Annotated[str | None, typer.Option("--project", help="The name or id of a project.")]
 OrgOption = Annotated[str | None, typer.Option("--org", help="The name or id of an organisation.")]
 
@@ -75,7 +77,21 @@ def set_limits(
     content = _content(file) if file is not None else texts[0].encode()
     with connected(url, token) as client:
         document = client.ask("PUT", _path(client, kind, given), body=content)
+        closed = () if document.get("usd_per_month") is None else _unpriced_models(client)
     write_json(document) if as_json else _show(document)
+    if closed:
+        typer.echo(_CLOSED.format(", ".join(closed)), err=True)
+
+
+def _unpriced_models(client: AdminClient) -> list[str]:
+    """The models that are configured or served without a price, as far as the caller may know."""
+    configured = client.ask_if_allowed("/config").get("models")
+    if configured is None:
+        return []
+    served = client.ask_if_allowed("/replicas").get("data") or ()
+    priced = {one["name"] for one in configured if one["price_in"] is not None}
+    known = {one["name"] for one in configured} | {one["model"] for one in served}
+    return sorted(known - priced)
 
 
 def _show(document: dict[str, Any]) -> None:

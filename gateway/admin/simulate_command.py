@@ -78,10 +78,7 @@ def _tenants(client: AdminClient, organization: str, project_id: str, proposed: 
 
 def _aliases(client: AdminClient) -> dict[str, frozenset[str]]:
     """Other names of the models; none for who may not read the settings."""
-    try:
-        models = client.ask("GET", "/config").get("models") or []
-    except CommandFailed:
-        return {}
+    models = client.ask_if_allowed("/config").get("models") or []
     return {str(one["name"]): frozenset(map(str, one["aliases"])) for one in models}
 
 

@@ -13,6 +13,9 @@ from gateway.models import ModelTable, ServedModel
 from gateway.outcome import Outcome
 
 _JSON = "application/json"
+# Whoever asks has shown no key: where things lie on this machine is for the log and the admin plane.
+_STORE_LOST = "store lost: the log says which file, restore it or restart"
+_NOT_WRITTEN = "requests cannot be written down: the log says why"
 
 
 class Discovery:
@@ -79,14 +82,15 @@ class Discovery:
         """200 while requests can be served, 503 while starting, stopping (`draining`) or without a ready replica.
 
         `degraded` is a 200: the shared store is away, and every gateway serves with its part of the seats; or the file
-        of the store is lost (`reason`), and known keys are served; or the ledger has no room (`reason`), and requests
-        are refused until it has.
+        of the store is lost (`reason`), and known keys are served; or the ledger takes nothing (`reason`), and requests
+        are refused until it does.
         """
         if not self._is_ready():
             return _json({"status": "draining" if self._is_draining() else "not ready"}, 503)
-        reason = self._directory.store_lost or self._fault()
-        if reason:
-            return _json({"status": "degraded", "reason": reason})
+        if self._directory.store_lost:
+            return _json({"status": "degraded", "reason": _STORE_LOST})
+        if self._fault():
+            return _json({"status": "degraded", "reason": _NOT_WRITTEN})
         return _json({"status": "degraded" if self._is_degraded() else "ready"})
 
     def _visible(self, request: Request) -> list[ServedModel] | Response:

@@ -1,7 +1,7 @@
 """Gaps between the tokens of a replica's answers, as few numbers: equal ones are counted."""
 
 
-class Gaps:
+class CountedGaps:
     """Gaps between tokens: (seconds, how many), unsorted."""
 
     __slots__ = ("counts", "seconds")

@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from operator import attrgetter
 
 from gateway.simulation.block_cache import FRONT, BlockCache
-from gateway.simulation.block_gaps import Gaps
+from gateway.simulation.block_gaps import CountedGaps
 from gateway.simulation.block_sequence import BlockSequence
 from gateway.simulation.block_steps import StepRule, Stride
 from gateway.simulation.replica import EngineSettings
@@ -30,7 +30,7 @@ class BlockReplica:
         scheduler = settings.scheduler
         self.name = name
         self.cache = BlockCache(scheduler.num_blocks)
-        self.gaps = Gaps()
+        self.gaps = CountedGaps()
         self.num_steps = self.preemptions = self.prompt_tokens = self.hit_tokens = 0
         self.busy_s = 0.0
         self._rule = StepRule(scheduler, settings.cost, speed)
@@ -87,7 +87,7 @@ class BlockReplica:
             num_single, left = self._seat(chunks, num_single, left)
         assert num_rows or chunks, "sequences are open, but none can go on"
         num_prefill = sum(num for _, num in chunks if num > 1)
-        seconds = self._rule.seconds(num_rows + num_single, num_prefill)
+        seconds = self._rule.cost.seconds(num_rows + num_single, num_prefill)
         stride = Stride(now, seconds, self._num_alike(may_seat, chunks, num_single, left), num_rows, not chunks)
         self._chunks, self._stride = chunks, stride
         return stride

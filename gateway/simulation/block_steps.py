@@ -12,18 +12,16 @@ from engines.step_cost import StepCost
 
 
 class StepRule:
-    """One kind of worker. `speed`: factor on every step's time, known to the worker and to nobody else."""
+    """One kind of worker. `speed`: factor on every step's time, known to the worker and to nobody else.
+
+    `cost`: of its steps, as they are.
+    """
 
     def __init__(self, settings: SchedulerSettings, cost: StepCost, speed: float) -> None:
         self.cost = StepCost(cost.base_s * speed, cost.per_row_s * speed, cost.per_prefill_token_s * speed)
         self._settings = settings
         self._guard = LatencyGuard(settings.latency, self.cost)
         self._prompt_tokens: dict[int, int] = {}
-
-    def seconds(self, num_rows: int, num_prefill: int) -> float:
-        """Of one step."""
-        cost = self.cost
-        return cost.base_s + cost.per_row_s * num_rows + cost.per_prefill_token_s * num_prefill
 
     def prompt_tokens(self, num_rows: int) -> int:
         """How many prompt tokens go into a step beside so many that decode."""

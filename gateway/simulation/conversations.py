@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from cache_affinity.prefix import prefix_key
+from gateway.simulation.json_lines import decoded
 from gateway.simulation.prompts import BYTES_PER_TOKEN
 from gateway.simulation.recording import RecordedRequest, Recording
 from gateway.simulation.text_blocks import BLOCK_TOKENS, names_of
@@ -53,14 +54,7 @@ def record(lines: Iterable[bytes]) -> Recording:
 
 
 def _asked(lines: Iterable[bytes]) -> Iterator[_Asked]:
-    decoder = msgspec.json.Decoder(_Line)
-    for number, text in enumerate(lines, start=1):
-        if not text.strip():
-            continue
-        try:
-            line = decoder.decode(text)
-        except msgspec.DecodeError as error:
-            raise TraceError(f"line {number}: {error}") from None
+    for number, line in decoded(lines, _Line):
         prompt, answer_tokens = _split(line)
         if not prompt or answer_tokens < 1:
             raise TraceError(f"line {number}: a request has a message before its answer, and an answer of some length")

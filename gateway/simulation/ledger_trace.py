@@ -75,6 +75,13 @@ class _Prompts:
 
 def _rows(lines: Iterable[bytes]) -> Iterator[_Row]:
     reader = csv.DictReader(line.decode("utf-8-sig", "replace") for line in lines)
+    try:
+        yield from _answered(reader)
+    except csv.Error as error:
+        raise TraceError(f"line {reader.line_num + 1}: {error}") from None
+
+
+def _answered(reader: "csv.DictReader[str]") -> Iterator[_Row]:
     missing = [name for name in _COLUMNS if name not in (reader.fieldnames or ())]
     if missing:
         raise TraceError(f"the ledger's export lacks {', '.join(missing)}")

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+import numpy.typing as npt
 
 from gateway.simulation.workload import SimulatedRequest
 from policies.lane import Lane
@@ -37,7 +38,7 @@ class Percentiles:
     count: int
 
     @classmethod
-    def of(cls, values: "Sequence[float] | array[float]") -> "Percentiles":
+    def of(cls, values: "Sequence[float] | array[float] | npt.NDArray[np.float64]") -> "Percentiles":
         """Of any number of values, by linear interpolation."""
         if not len(values):
             return cls(0.0, 0.0, 0.0, 0.0, 0)

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 
 import msgspec
 
+from gateway.simulation.json_lines import decoded
 from gateway.simulation.prompts import Passage
 from gateway.simulation.recording import BlockKeys, RecordedRequest, Recording
 from gateway.simulation.trace_error import TraceError
@@ -67,14 +68,7 @@ def record(lines: Iterable[bytes], tenant: str = "trace") -> Recording:
 
 
 def _lines(lines: Iterable[bytes]) -> Iterator[tuple[int, _Line]]:
-    decoder = msgspec.json.Decoder(_Line)
-    for number, text in enumerate(lines, start=1):
-        if not text.strip():
-            continue
-        try:
-            line = decoder.decode(text)
-        except (msgspec.DecodeError, UnicodeDecodeError) as error:
-            raise TraceError(f"line {number}: {error}") from None
+    for number, line in decoded(lines, _Line):
         if line.input_length < 1 or not line.hash_ids or min(line.hash_ids) < 0 or line.timestamp < 0:
             raise TraceError(f"line {number}: a request has a prompt, block numbers from 0 on and a time from 0 on")
         yield number, line

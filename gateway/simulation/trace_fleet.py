@@ -6,20 +6,21 @@ another hop.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from heapq import heappop, heappush
 from typing import Any
 
 from gateway.simulation.block_replica import BlockReplica
 from gateway.simulation.block_sequence import BlockSequence
 from gateway.simulation.block_steps import Stride
+from gateway.simulation.events import Timeline
 from gateway.simulation.fronts import Changes, Front, TraceFlight
 from gateway.simulation.recording import RecordedRequest
 
 _PROGRESS_EVERY = 256  # arrivals
+_Event = tuple[Callable[[float, Any], None], Any]  # (what happens at its time, with what)
 
 
-def _nobody(num_arrived: int) -> None:
-    """Nobody watches."""
+def nobody_watches(num_arrived: int) -> None:
+    """For who wants no progress."""
 
 
 @dataclass(slots=True)
@@ -45,36 +46,34 @@ class TraceFleet:
         *,
         hop_s: float = 0.0005,
         gateway_of: Callable[[RecordedRequest], int] = lambda _request: 0,
-        on_progress: Callable[[int], None] = _nobody,
+        on_progress: Callable[[int], None] = nobody_watches,
     ) -> None:
         self._replicas = replicas
         self._front = front
         self._hop_s = hop_s
         self._gateway_of = gateway_of
         self._on_progress = on_progress
-        self._events: list[tuple[float, int, Callable[[float, Any], None], Any]] = []
-        self._num_added = self._num_sent = 0
+        self._timeline: Timeline[_Event] = Timeline()
+        self._num_sent = 0
         self.flights: list[TraceFlight] = []
 
     def __repr__(self) -> str:
-        return f"<TraceFleet {len(self._replicas)} replicas, {len(self.flights)} arrived, {len(self._events)} events>"
+        return f"<TraceFleet {len(self._replicas)} replicas, {len(self.flights)} arrived, {self._timeline!r}>"
 
     def run(self, requests: Iterable[RecordedRequest], speed: float) -> float:
         """Let everything happen; when the last answer was complete."""
-        stream = iter(requests)
-        now, events = 0.0, self._events
+        stream, timeline = iter(requests), self._timeline
         self._fetch(stream, speed)
-        while events:
-            now, _, happen, what = heappop(events)
-            happen(now, what)
+        while len(timeline):
+            happen, what = timeline.take()
+            happen(timeline.now, what)
             if happen == self._arrive:
                 self._fetch(stream, speed)
         self._on_progress(len(self.flights))
-        return now
+        return timeline.now
 
     def _add(self, at: float, happen: Callable[[float, Any], None], what: object) -> None:
-        self._num_added += 1
-        heappush(self._events, (at, self._num_added, happen, what))
+        self._timeline.add(at, (happen, what))
 
     def _fetch(self, stream: Iterator[RecordedRequest], speed: float) -> None:
         request = next(stream, None)
@@ -99,23 +98,24 @@ class TraceFleet:
         sequence = BlockSequence(flight, self._num_sent, request.blocks, request.prompt_tokens, request.output_tokens)
         is_cut = replica.submit(sequence, now)
         if is_cut:
-            self._await_end(flight.replica)
+            self._await_end(flight.replica, now)
         elif replica.stride is None:
             self._begin(flight.replica, now)
 
     def _begin(self, number: int, now: float) -> None:
         if self._replicas[number].begin(now) is not None:
-            self._await_end(number)
+            self._await_end(number, now)
 
-    def _await_end(self, number: int) -> None:
+    def _await_end(self, number: int, now: float) -> None:
         stride = self._replicas[number].stride
         assert stride is not None, "nothing is computed"
-        self._add(stride.ends_at, self._end, (number, stride))
+        ends_at = max(stride.ends_at, now)  # of one that was just cut, rounding may put it a hair before
+        self._add(ends_at, self._end, (number, stride, stride.num_steps))
 
-    def _end(self, now: float, what: tuple[int, Stride]) -> None:
-        number, stride = what
+    def _end(self, now: float, what: tuple[int, Stride, int]) -> None:
+        number, stride, num_steps = what
         replica = self._replicas[number]
-        if replica.stride is not stride or stride.ends_at != now:
+        if replica.stride is not stride or stride.num_steps != num_steps:
             return  # it was cut, and has another end
         firsts, over = replica.end(now)
         changes = replica.cache.take_changes()

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from gateway.simulation.measure import Percentiles
 from gateway.simulation.recording import TraceFacts
 from gateway.simulation.trace_run import Seconds, TraceResult, TraceSettings
 
@@ -16,10 +17,8 @@ Json = dict[str, Any]
 
 def percentiles(values: Seconds) -> dict[str, float]:
     """p50, p95 and p99 by linear interpolation; all 0 for none."""
-    if not len(values):
-        return dict.fromkeys(_SHARES, 0.0)
-    found = np.percentile(values, list(_SHARES.values()))
-    return {name: float(value) for name, value in zip(_SHARES, found, strict=True)}
+    found = Percentiles.of(values)
+    return {name: getattr(found, name) for name in _SHARES}
 
 
 def counted_percentiles(values: Seconds, counts: Sequence[int]) -> dict[str, float]:

@@ -13,7 +13,7 @@ from gateway.simulation.block_replica import BlockReplica
 from gateway.simulation.capacity import Demand
 from gateway.simulation.recording import Recording, TraceFacts
 from gateway.simulation.replica import EngineSettings
-from gateway.simulation.trace_fleet import TraceFleet
+from gateway.simulation.trace_fleet import TraceFleet, nobody_watches
 from gateway.simulation.trace_policies import POLICIES, FrontPlan, Settings, seeded
 
 Seconds = npt.NDArray[np.float64]
@@ -110,13 +110,9 @@ def speed_at(load: float, facts: TraceFacts, engine: EngineSettings, num_replica
     return load * num_replicas * facts.duration_s / replica_s(facts, engine)
 
 
-def _ignore(num_arrived: int) -> None:
-    """Nobody watches."""
-
-
 def run_trace(
     recording: Recording, settings: TraceSettings, policy: str, parameters: Settings, seed: int, *,
-    on_progress: Callable[[int], Any] = _ignore,
+    on_progress: Callable[[int], Any] = nobody_watches,
 ) -> TraceResult:  # fmt: skip
     """Simulate until everything is answered. The same arguments give the same result to the last digit.
 

@@ -84,7 +84,10 @@ def baseline_fingerprint() -> str:
     """A digest of what baselines run on: the fleet and their own rules, nothing of our routing."""
     root, digest = Path(__file__).parents[2], hashlib.sha256()
     simulation = root / "gateway" / "simulation"
-    names = ("baseline*", "block_*", "direct_front", "recording", "mooncake", "trace_fleet", "trace_run", "capacity")
+    names = (
+        "baseline*", "block_*", "direct_front", "recording", "mooncake", "trace_fleet", "trace_run", "capacity",
+        "events", "json_lines",
+    )  # fmt: skip
     paths = [path for name in names for path in sorted(simulation.glob(f"{name}.py"))]
     for path in [*paths, root / "engines/core/latency_guard.py", root / "engines/step_cost.py"]:
         digest.update(path.read_bytes())

@@ -1,6 +1,6 @@
 """What our engine adds to llama.cpp: a step of engine, scheduler, runner and sampling beside a bare `llama_decode`.
 
-    python -m tests.benchmarks.gguf_decode [--model FILE] [--libraries wheel native] [--batches 1 4 16] [--json FILE]
+    python -m tests.benchmarks.gguf_decode [--models FILE …] [--libraries wheel native] [--batches 1 4 16] [--json FILE]
 
 One process, one model, the same prompts (64 tokens each, no two alike). The bare loop fills the arrays of a
 `llama_batch` and calls `llama_decode`, with no sampling at all; ours serves the same sequences greedily, from one step's

@@ -15,11 +15,11 @@ import pytest_asyncio
 
 from policies.leases import LEASE_S
 from tests.e2e.conftest import assert_quiescent
+from tests.e2e.holding_engine import HoldingEngine
 from tests.e2e.test_many_gateways import MODEL, NUM_GATEWAYS, System, until
 from tests.gateway.client import Client
 from tests.redis_server import _running as running_redis
 from tests.redis_server import redis_program  # noqa: F401  # fixture
-from tests.scripted_engine import ScriptedEngine, answer
 from tests.warmlane_process import commands
 
 NUM_CLIENTS = 64
@@ -36,34 +36,11 @@ IN_FLIGHT = 5
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(180), pytest.mark.asyncio(loop_scope="module")]
 
 
-class Engine(ScriptedEngine):
-    """Answers after `HOLD_S`. `done`: answers by tenant; `most`: of a tenant's that it had at a time."""
+class Engine(HoldingEngine):
+    """Holds every request for `HOLD_S`."""
 
     def __init__(self):
-        super().__init__(model=MODEL)
-        self.default = self._hold
-        self.done = Counter()
-        self.most = Counter()
-        self._open = []
-
-    def running(self, tenant):
-        """How many requests of a tenant it has now."""
-        self._open = [one for one in self._open if not (one.finished.is_set() or one.aborted.is_set())]
-        return sum(tenant == _tenant_of(one) for one in self._open)
-
-    def _hold(self, request):
-        self._open.append(request)
-        tenant = _tenant_of(request)
-        self.done[tenant] += 1
-        self.most[tenant] = max(self.most[tenant], self.running(tenant))
-        gate = asyncio.Event()
-        asyncio.get_running_loop().call_later(HOLD_S, gate.set)
-        return answer(*["a"] * OUTPUT_TOKENS, prompt_tokens=PROMPT_TOKENS, gates={0: gate})(request)
-
-
-def _tenant_of(request):
-    """The first word of its prompt."""
-    return request.json["messages"][0]["content"].partition(" ")[0]
+        super().__init__(MODEL, HOLD_S, ["a"] * OUTPUT_TOKENS, lambda _: PROMPT_TOKENS)
 
 
 class Crowd:

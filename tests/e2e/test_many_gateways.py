@@ -12,10 +12,10 @@ import pytest_asyncio
 
 from gateway.admin.control_client import GatewayControl
 from policies.leases import LEASE_S
+from tests.e2e.holding_engine import HoldingEngine, prompt_of
 from tests.gateway.client import Client
 from tests.redis_server import _running as running_redis
 from tests.redis_server import redis_program, redis_server  # noqa: F401  # fixtures
-from tests.scripted_engine import ScriptedEngine, answer
 from tests.warmlane_process import PATIENCE_S, commands
 
 NUM_GATEWAYS, SEATS, CAP = 4, 6, 3
@@ -26,33 +26,11 @@ MODEL = "scripted-model"
 pytestmark = [pytest.mark.e2e, pytest.mark.chaos, pytest.mark.timeout(120), pytest.mark.asyncio(loop_scope="module")]
 
 
-class Engine(ScriptedEngine):
-    """Holds every request for `HOLD_S` and counts at once how many of a tenant it has. `most`: of all times."""
+class Engine(HoldingEngine):
+    """Holds every request for `HOLD_S`."""
 
     def __init__(self):
-        super().__init__(model=MODEL)
-        self.default = self._hold
-        self.most = Counter()
-        self._open = []
-
-    def running(self, tenant):
-        """How many requests of a tenant it has now."""
-        self._open = [one for one in self._open if not (one.finished.is_set() or one.aborted.is_set())]
-        return sum(tenant == _tenant_of(one) for one in self._open)
-
-    def _hold(self, request):
-        self._open.append(request)
-        tenant = _tenant_of(request)
-        self.most[tenant] = max(self.most[tenant], self.running(tenant))
-        gate = asyncio.Event()
-        asyncio.get_running_loop().call_later(HOLD_S, gate.set)
-        prompt_tokens = len(request.json["messages"][0]["content"]) // BYTES_PER_TOKEN
-        return answer("Hi", prompt_tokens=prompt_tokens, gates={0: gate})(request)
-
-
-def _tenant_of(request):
-    """The first word of its prompt."""
-    return request.json["messages"][0]["content"].partition(" ")[0]
+        super().__init__(MODEL, HOLD_S, ["Hi"], lambda request: len(prompt_of(request)) // BYTES_PER_TOKEN)
 
 
 class Tenant:

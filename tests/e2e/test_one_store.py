@@ -34,10 +34,12 @@ async def test_a_store_is_served_from_one_home_at_a_time(tmp_path):
     """The sentence names the other process; readers work beside it; after kill -9 the other home may have the file."""
     async with ScriptedEngine(model="fake-model") as engine:
         engine.default = answer("Hi")
-        await asyncio.to_thread(_serve_from_two_homes, tmp_path, REPLICA % engine.url)
+        exit_status, stderr = await asyncio.to_thread(_serve_from_two_homes, tmp_path, REPLICA % engine.url)
+    assert exit_status == 0, stderr
 
 
 def _serve_from_two_homes(tmp_path, replica):
+    """How the heir of the killed one ended: its exit status and what it wrote."""
     store = tmp_path / "shared" / "warmlane.sqlite3"
     config = f'[store]\nurl = "sqlite:///{store}"\n{replica}'
     one, other = tmp_path / "a" / "home", tmp_path / "b" / "home"
@@ -70,4 +72,4 @@ def _serve_from_two_homes(tmp_path, replica):
         first.process.wait()
         again = start_other("gateway", config=config)
         again.until_ready()
-        assert again.end() == 0, again.stderr
+        return again.end(), again.stderr

@@ -15,8 +15,8 @@ from gateway import admission
 from gateway import turn as queues
 from gateway.admission import Dispatch
 from gateway.errors import Refused
+from gateway.lane_settings import LanesSection
 from gateway.outcome import Outcome
-from gateway.settings import LanesSection
 from gateway.turned_away import NoTurn
 from policies.caps import CapLimits
 from policies.entry import Entry

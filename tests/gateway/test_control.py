@@ -1,12 +1,16 @@
 """The control socket's application: what the supervisor and the admin plane may ask and order."""
 
 import json
+import re
 import shutil
+from pathlib import Path
 
 import httpx
 import pytest
 
+from gateway import control as control_module
 from gateway.ledger_file import LedgerFile
+from observability.gauges import READ_AT_SCRAPE
 from tests.gateway.kit import MODEL, chat
 
 
@@ -215,3 +219,10 @@ async def test_a_journal_that_lost_its_file_is_seen_in_the_numbers(control, tmp_
     lines = (await control.client.get("/metrics")).text.splitlines()
     assert {"warmlane_ledger_dropped_total 4.0", "warmlane_ledger_restored_total 1.0"} <= set(lines)
     journal.close()
+
+
+def test_every_name_that_is_read_at_a_scrape_is_explained_and_no_other():
+    """Whoever adds a gauge says what it means, for the help text and the reference page."""
+    sources = (file.read_text() for file in Path(control_module.__file__).parent.rglob("*.py"))
+    yielded = {name for source in sources for name in re.findall(r'yield "(warmlane_\w+)"', source)}
+    assert yielded == {one.name for one in READ_AT_SCRAPE}

@@ -5,11 +5,10 @@ from pathlib import Path
 from engines.launch.ready_line import ready_line
 from engines.launch.worker_command import WorkerSpec
 from gateway.home import Home
+from gateway.lane_settings import InteractiveLane, LanesSection
 from gateway.launch_plan import Launch
 from gateway.settings import (
     GatewaySection,
-    InteractiveLane,
-    LanesSection,
     ModelSection,
     ReplicaSection,
     Settings,

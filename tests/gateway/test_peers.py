@@ -93,12 +93,12 @@ async def test_a_gateway_that_stops_says_so(store):
 
 
 async def test_a_ledger_without_room_is_told_with_its_reason():
-    """Every request is refused then, so an operator must hear of it."""
-    faults = ["requests cannot be written down"]
+    """Every request is refused then, so an operator must hear of it; where it is, whoever has no key must not."""
+    faults = ["requests cannot be written down in /home/warmlane/.warmlane/ledger: its disk is full"]
     directory = SimpleNamespace(store_lost=None)
     discovery = Discovery(directory, None, lambda: True, lambda: 0.0, fault=lambda: faults[0])
     told = json.loads((await discovery.ready(None)).body)
-    assert told == {"status": "degraded", "reason": "requests cannot be written down"}
+    assert told == {"status": "degraded", "reason": "requests cannot be written down: the log says why"}
     faults[0] = None
     assert json.loads((await discovery.ready(None)).body) == {"status": "ready"}
 

@@ -64,9 +64,11 @@ PRICED = '[[models]]\nname = "a"\n'
 
 def test_a_model_has_a_price_or_none(file):
     """In USD per million tokens; the price of a cached token may be left to that of any."""
-    models = [load(file(PRICED + lines)).models[0] for lines in ("price_in = 0.15\nprice_out = 0.6\n", "")]
+    priced = ("price_in = 0.15\nprice_out = 0.6\n", "price_in = 1\nprice_cached = 1\nprice_out = 0.5\n", "")
+    models = [load(file(PRICED + lines)).models[0] for lines in priced]
     assert [(one.price_in, one.price_cached, one.price_out) for one in models] == [
         (0.15, None, 0.6),
+        (1.0, 1.0, 0.5),
         (None, None, None),
     ]
 
@@ -84,6 +86,7 @@ def test_a_model_has_a_price_or_none(file):
         "price_in = true\nprice_out = 1\n",
         "price_in = 1e309\nprice_out = 1\n",
         "price_in = 2e6\nprice_out = 1\n",
+        "price_in = 1\nprice_cached = 1.001\nprice_out = 9\n",
     ],
 )
 def test_half_a_price_and_what_is_no_number_are_refused(file, lines):

@@ -6,6 +6,7 @@ import time
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from observability.gauges import READ_AT_SCRAPE
 from observability.metrics import OTHER_MODEL, Metrics, exposition
 from observability.records import RequestRecord
 
@@ -182,3 +183,12 @@ def test_what_another_part_counts_is_a_counter_by_its_name():
     assert "warmlane_x_total 3.0" in text
     assert "# TYPE warmlane_y gauge" in text
     assert 'warmlane_y{replica="r1"} 2.0' in text
+
+
+def test_what_is_read_at_a_scrape_is_explained():
+    """The help text is what a person sees beside the number."""
+    named = [(one.name, dict.fromkeys(one.labels, "x"), 1.0) for one in READ_AT_SCRAPE]
+    lines = exposition(lambda: named).splitlines()
+    for one in READ_AT_SCRAPE:
+        assert f"# HELP {one.name} {one.meaning}" in lines
+        assert f"# TYPE {one.name} {one.kind}" in lines

@@ -18,10 +18,6 @@ class ThinkTags:
     begin: str
     end: str
 
-    def is_open(self, prompt: str) -> bool:
-        """Whether the prompt, ready to be continued, has begun the reasoning for the model."""
-        return prompt.rstrip().endswith(self.begin)
-
 
 THINK = ThinkTags("<think>", "</think>")
 FAMILIES = {

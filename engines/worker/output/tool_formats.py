@@ -7,7 +7,16 @@ tells apart, so that one reader serves all of them.
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from engines.worker.output.calls import CallSink, NoCall, Reader, read_arguments, read_calls, solid, until
+from engines.worker.output.calls import (
+    MAX_NAME_CHARS,
+    CallSink,
+    NoCall,
+    Reader,
+    read_arguments,
+    read_calls,
+    solid,
+    until,
+)
 from engines.worker.output.json_scan import WHITESPACE
 from engines.worker.output.tagged_arguments import read_arg_pairs, read_parameters
 
@@ -105,7 +114,7 @@ def _mistral(sink: CallSink) -> Reader:
     name = char
     while (char := (yield)) not in "{[":
         name += char
-        if len(name) > 128:
+        if len(name) > MAX_NAME_CHARS:
             raise NoCall
     sink.name(name.strip())
     while char == "[":

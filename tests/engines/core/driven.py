@@ -15,7 +15,7 @@ from engines.core.masking import fill_row
 from engines.core.outlook import StepOutlook
 from engines.core.plan import StepPlan
 from engines.core.scheduler import Scheduler
-from engines.core.sequence import GenerateRequest, SamplingParams, SequenceDelta
+from engines.core.sequence import FinishReason, GenerateRequest, SamplingParams, SequenceDelta
 from engines.fake.model import FIRST_WORD, IM_END
 from engines.fake.runner import FakeRunner
 from engines.step_cost import StepCost
@@ -129,6 +129,10 @@ class Driven:
 
     def output(self, id_) -> list[int]:
         return [token for delta in self.deltas[id_] for token in delta.token_ids]
+
+    def answer(self, id_) -> tuple[list[int], FinishReason | None]:
+        """What a user gets: the tokens, and why they end."""
+        return self.output(id_), self.last(id_).finish_reason
 
     def last(self, id_) -> SequenceDelta:
         return self.deltas[id_][-1]

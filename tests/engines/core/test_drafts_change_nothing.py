@@ -10,19 +10,17 @@ from engines.core.sequence import FinishReason, SamplingParams
 from engines.fake.model import IM_END
 from engines.step_cost import StepCost
 from policies.lane import Lane
-from tests.engines.core.driven import NO_TIME, Driven, words
+from tests.engines.core.crowd import alone, assert_nothing_is_held, crowd, play, scripts
+from tests.engines.core.driven import NO_TIME, words
 from tests.engines.core.toy_grammar import ToyGrammar
 
 MODERATE = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 LETTERS = words(*range(8))
 
 
-def alone(request, eos_every):
+def expected(request, eos_every):
     """The output of a request that has an engine without drafts to itself, and its logprobs."""
-    bare = Driven("slots", num_slots=1, kv_tokens=1024, max_seqs=1, max_step_tokens=256, eos_every=eos_every)
-    assert bare.add("bare", request["prompt"], request["sampling"], grammar=request["grammar"]) is None
-    bare.run()
-    return summary(bare, "bare")
+    return summary(alone(request["prompt"], request["sampling"], eos_every, grammar=request["grammar"]), "alone")
 
 
 def summary(driven, id_):
@@ -97,14 +95,9 @@ def engines(draw):
 @MODERATE
 def test_output_does_not_depend_on_drafts(engine, arrivals):
     """Greedy or drawn, penalised, masked, preempted, stopped inside drafts: what a user gets is what they would get."""
-    crowded = Driven(**engine)
-    for index, (request, steps_before) in enumerate(arrivals):
-        for _ in range(steps_before):
-            crowded.step()
-        assert crowded.add(str(index), **request) is None
-    crowded.run()
+    crowded = crowd(engine, arrivals)
     for index, (request, _) in enumerate(arrivals):
-        assert summary(crowded, str(index)) == alone(request, engine["eos_every"])
+        assert summary(crowded, str(index)) == expected(request, engine["eos_every"])
         if request["grammar"] is not None and not request["sampling"].stop_token_ids:
             output = [token for token in crowded.output(str(index)) if token != IM_END]
             assert request["grammar"].begins(output)
@@ -113,48 +106,18 @@ def test_output_does_not_depend_on_drafts(engine, arrivals):
     event(f"some drafts held: {statistics.accepted_tokens > 0}")
     event(f"some drafts failed: {statistics.accepted_tokens < statistics.drafted_tokens}")
     event(f"restored: {statistics.host.restored_tokens > 0}")
-    assert (statistics.running, statistics.waiting, statistics.used_blocks) == (0, 0, 0)
+    assert_nothing_is_held(crowded)
 
 
-@given(
-    engine=engines(),
-    script=st.lists(
-        st.one_of(
-            st.tuples(st.just("add"), requests()),
-            st.tuples(st.just("step"), st.none()),
-            st.tuples(st.just("abort"), st.integers(0, 9)),
-            st.tuples(st.just("abort in flight"), st.integers(0, 9)),
-            st.tuples(st.just("fail"), st.none()),
-        ),
-        max_size=30,
-    ),
-)
+@given(engine=engines(), script=scripts(requests(), max_size=30))
 @MODERATE
 def test_drafts_are_given_back_whatever_is_aborted_or_fails(engine, script):
     """Cells and blocks of drafts that came to nothing are nobody's; who goes on goes on as if alone."""
-    driven = Driven(**engine)
-    added = {}
-    for action, argument in script:
-        if action == "add":
-            id_ = str(len(added))
-            assert driven.add(id_, **argument) is None
-            added[id_] = argument
-        elif action == "abort":
-            driven.abort(str(argument))
-        elif action == "fail":
-            plan = driven.scheduler.schedule(driven.now)
-            if plan is not None:
-                driven.fail(plan)
-                driven.scheduler.check_integrity()
-        else:
-            id_ = str(argument)
-            driven.step((lambda id_=id_: driven.abort(id_)) if action == "abort in flight" else (lambda: None))
-    driven.run()
+    driven, added = play(engine, script)
     for id_, request in added.items():
         if driven.last(id_).finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
-            assert summary(driven, id_) == alone(request, engine["eos_every"])
-    statistics = driven.scheduler.statistics()
-    assert (statistics.running, statistics.waiting, statistics.used_blocks) == (0, 0, 0)
+            assert summary(driven, id_) == expected(request, engine["eos_every"])
+    assert_nothing_is_held(driven)
 
 
 def test_a_repetitive_answer_takes_fewer_steps(driven):

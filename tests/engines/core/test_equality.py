@@ -7,17 +7,15 @@ from engines.core.latency_guard import LatencySettings
 from engines.core.sequence import FinishReason, SamplingParams
 from engines.step_cost import StepCost
 from policies.lane import Lane
-from tests.engines.core.driven import NO_TIME, Driven, words
+from tests.engines.core.crowd import alone, assert_nothing_is_held, crowd, play, scripts
+from tests.engines.core.driven import NO_TIME, words
 
 MODERATE = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
-def alone(prompt, sampling, eos_every):
-    """The output of a request that has the engine, with ample room, to itself."""
-    bare = Driven("slots", num_slots=1, kv_tokens=1024, max_seqs=1, max_step_tokens=256, eos_every=eos_every)
-    assert bare.add("bare", prompt, sampling) is None
-    bare.run()
-    return bare.output("bare"), bare.last("bare").finish_reason
+def expected(request, eos_every):
+    """The answer to a request that has the engine to itself."""
+    return alone(request["prompt"], request["sampling"], eos_every).answer("alone")
 
 
 @st.composite
@@ -67,63 +65,26 @@ def engines(draw):
 @MODERATE
 def test_output_does_not_depend_on_company_chunks_hits_or_preemption(engine, arrivals):
     """The one property that users would notice: others, cramped memory and cached prefixes never change an answer."""
-    crowded = Driven(**engine)
-    for index, (request, steps_before) in enumerate(arrivals):
-        for _ in range(steps_before):
-            crowded.step()
-        assert crowded.add(str(index), **request) is None
-    crowded.run()
+    crowded = crowd(engine, arrivals)
     for index, (request, _) in enumerate(arrivals):
-        expected = alone(request["prompt"], request["sampling"], engine["eos_every"])
-        assert (crowded.output(str(index)), crowded.last(str(index)).finish_reason) == expected
+        assert crowded.answer(str(index)) == expected(request, engine["eos_every"])
     statistics = crowded.scheduler.statistics()
     event(f"preempted: {statistics.preemptions > 0}")
     event(f"hit: {statistics.cached_tokens > 0}")
     event(f"evicted: {statistics.evictions > 0}")
     event(f"bulk left out: {statistics.bulk_rows_left_out > 0}")
     event(f"lifted: {statistics.bulk_lifts > 0}")
-    assert (statistics.running, statistics.waiting, statistics.used_blocks) == (0, 0, 0)
+    assert_nothing_is_held(crowded)
 
 
-@given(
-    engine=engines(),
-    script=st.lists(
-        st.one_of(
-            st.tuples(st.just("add"), requests()),
-            st.tuples(st.just("step"), st.none()),
-            st.tuples(st.just("abort"), st.integers(0, 9)),
-            st.tuples(st.just("abort in flight"), st.integers(0, 9)),
-            st.tuples(st.just("fail"), st.none()),
-        ),
-        max_size=40,
-    ),
-)
+@given(engine=engines(), script=scripts(requests(), max_size=40))
 @MODERATE
 def test_every_request_ends_once_whatever_is_aborted_or_fails(engine, script):
     """Aborts at every point and failing steps lose nothing: one end for each, nothing held, integrity throughout."""
-    driven = Driven(**engine)
-    added = {}
-    for action, argument in script:
-        if action == "add":
-            id_ = str(len(added))
-            assert driven.add(id_, **argument) is None
-            added[id_] = argument
-        elif action == "abort":
-            driven.abort(str(argument))
-        elif action == "fail":
-            plan = driven.scheduler.schedule(driven.now)
-            if plan is not None:
-                driven.fail(plan)
-                driven.scheduler.check_integrity()
-        else:
-            id_ = str(argument)
-            driven.step((lambda id_=id_: driven.abort(id_)) if action == "abort in flight" else (lambda: None))
-    driven.run()
+    driven, added = play(engine, script)
     for id_, request in added.items():
-        last = driven.last(id_)
-        assert last.finish_reason is not None
-        if last.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
-            expected = alone(request["prompt"], request["sampling"], engine["eos_every"])
-            assert (driven.output(id_), last.finish_reason) == expected
-    statistics = driven.scheduler.statistics()
-    assert (statistics.running, statistics.waiting, statistics.used_blocks) == (0, 0, 0)
+        reason = driven.last(id_).finish_reason
+        assert reason is not None
+        if reason in (FinishReason.STOP, FinishReason.LENGTH):
+            assert driven.answer(id_) == expected(request, engine["eos_every"])
+    assert_nothing_is_held(driven)

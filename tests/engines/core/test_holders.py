@@ -157,7 +157,7 @@ def test_what_would_give_itself_up_is_known_before():
     assert holders.next_to_go() == first
     assert (holders.path_of(first), holders.slot_with(20), holders.num_free) == ((10, 11), second, 0)
     assert opened(holders)[0] == first
-    assert holders.num_only_in(second) == 2
+    assert (holders.path_of(second), holders.slot_with(21)) == ((20, 21), second)
 
 
 def test_a_forked_source_counts_as_used():

@@ -11,17 +11,15 @@ from engines.core.latency_guard import LatencySettings
 from engines.core.sequence import FinishReason, SamplingParams
 from engines.step_cost import StepCost
 from policies.lane import Lane
+from tests.engines.core.crowd import alone, assert_nothing_is_held
 from tests.engines.core.driven import NO_TIME, Driven, words
 from tests.engines.core.event_index import EventIndex
 
 
 @functools.lru_cache(maxsize=4096)
-def alone(prompt, sampling, eos_every):
-    """The output of a request that has the engine, with ample room, to itself and in whole steps."""
-    bare = Driven("slots", num_slots=1, kv_tokens=1024, max_seqs=1, max_step_tokens=256, eos_every=eos_every)
-    assert bare.add("bare", prompt, sampling) is None
-    bare.run()
-    return bare.output("bare"), bare.last("bare").finish_reason
+def expected(prompt, sampling, eos_every):
+    """The answer to a request that has the engine to itself."""
+    return alone(prompt, sampling, eos_every).answer("alone")
 
 
 PROMPTS = st.builds(
@@ -131,11 +129,10 @@ class MemoryMachine(RuleBasedStateMachine):
             return
         self.finish()
         for id_, (prompt, sampling) in self.requests.items():
-            last = self.driven.last(id_)
-            if last.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
-                assert (self.driven.output(id_), last.finish_reason) == alone(prompt, sampling, self.eos_every)
+            if self.driven.last(id_).finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
+                assert self.driven.answer(id_) == expected(prompt, sampling, self.eos_every)
         statistics = self.driven.scheduler.statistics()
-        assert (statistics.running, statistics.waiting, statistics.used_blocks) == (0, 0, 0)
+        assert_nothing_is_held(self.driven)
         event(f"preempted: {statistics.preemptions > 0}")
         event(f"saved: {statistics.host.saved_tokens > 0}")
         event(f"restored: {statistics.host.restored_tokens > 0}")

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engines.core.queue import OrderedSequences
+from engines.core.queue import URGENT_LANES, OrderedSequences
 from engines.core.sequence import GenerateRequest, Sequence
 from policies.lane import Lane
 
@@ -30,6 +30,8 @@ def test_order_holds_through_adding_and_removing(orders, data):
     for lane in Lane:
         assert list(queue.in_lane(lane)) == [each for each in kept if each.order[0] == lane.rank]
         assert queue.num_in(lane) == len(queue.in_lane(lane))
+    assert list(queue.urgent()) == [each for lane in URGENT_LANES for each in queue.in_lane(lane)]
+    assert queue.num_urgent == len(queue.urgent())
 
 
 def test_iteration_is_a_snapshot():

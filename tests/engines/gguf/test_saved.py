@@ -140,8 +140,10 @@ def test_no_room_for_what_was_saved_is_a_fault_and_clearing_heals(model, tokens)
     with contextlib.closing(GgufRunner(model, RunnerSettings(3, 256, 256, 1, 1))) as runner:
         _fill(runner, 0, tokens)
         runner.execute(_plan(memory=[Save(0, 1, 200)]))
-        with pytest.raises(EngineFault, match=r"cannot restore 200 saved tokens: .+\.$"):
+        model.library.log.write(4, "something older")
+        with pytest.raises(EngineFault, match=r"cannot restore 200 saved tokens: .+\.$") as fault:
             runner.execute(_plan(memory=[Restore(1, 1, 200)]))
+        assert "something older" not in str(fault.value)
         runner.clear()
         _fill(runner, 0, tokens)
 

@@ -127,6 +127,33 @@ async def test_pairs_are_scored(ranking):
         assert (await post(ranking, "/v1/rerank", {"query": "a"} | fields, 400))["error"]["param"] == param
 
 
+async def test_a_text_at_fault_is_named_by_its_own_field(client, ranking):
+    """The query or the first text, not the documents beside it."""
+    for at, fault in ((client, ""), (client, "x" * 513), (client, "x" * 1_000_000), (ranking, "x" * 1_000_000)):
+        for path, good, field in (
+            ("/v1/rerank", {"documents": ["a"]}, "query"),
+            ("/v1/score", {"text_2": ["a", "b"]}, "text_1"),
+            ("/v1/score", {"text_1": "a"}, "text_2"),
+        ):
+            assert (await post(at, path, good | {field: fault}, 400))["error"]["param"] == field
+    error = (await post(client, "/v1/rerank", {"query": "a", "documents": ["a", ""]}, 400))["error"]
+    assert error["param"] == "documents"
+
+
+async def test_one_text_against_many_is_embedded_once(make_service):
+    """Its vector is the same for all; the tokens of every pair count all the same."""
+    model = FakeEmbeddings()
+    service = make_service(embeddings=model)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(build_app(service)), base_url="http://worker") as client:
+        answer = await post(client, "/v1/rerank", {"query": "the water", "documents": ["a", "the water", "a"]})
+        assert (sum(model.calls), answer["results"][0]["index"]) == (4, 1)
+        pairs = await post(client, "/v1/score", {"text_1": ["the water", "a"], "text_2": ["the water", "a"]})
+        assert sum(model.calls) == 8
+        assert [entry["score"] for entry in pairs["data"]] == pytest.approx([1, 1], abs=1e-5)
+    tokens = {text: len(model.text_tokens(text)) for text in ("the water", "a")}
+    assert answer["usage"]["total_tokens"] == 4 * tokens["the water"] + 2 * tokens["a"]
+
+
 async def test_a_model_that_cannot_says_so(ranking, make_service):
     """A model that ranks gives no vectors; one that generates gives neither."""
     error = (await post(ranking, "/v1/embeddings", {"input": "x"}, 400))["error"]
@@ -243,11 +270,53 @@ async def test_an_error_nobody_foresaw_is_an_answer_too():
         raise MemoryError
 
     batcher = Batcher(breaks, max_batch_tokens=1)
-    asked = [asyncio.ensure_future(batcher.rows([[n]])) for n in (1, 2)]
-    done, _ = await asyncio.wait(asked, timeout=10)
+    with structlog.testing.capture_logs() as lines:
+        asked = [asyncio.ensure_future(batcher.rows([[n]])) for n in (1, 2)]
+        done, _ = await asyncio.wait(asked, timeout=10)
     assert [task.exception().status for task in asked if task in done] == [500, 500]
+    told = [(line["event"], line["log_level"], type(line["exc_info"])) for line in lines]
+    assert told == [("embeddings.call_failed", "error", MemoryError)] * 2
     batcher.close()
     with pytest.raises(ApiError) as caught:
         await asyncio.wait_for(batcher.rows([[3]]), 10)
     assert caught.value.status == 500
     assert calls == [1, 1]
+
+
+async def test_a_model_that_gives_too_few_rows_leaves_nobody_waiting():
+    """Nobody can tell whose they are."""
+    batcher = Batcher(lambda inputs: np.ones((len(inputs) - 1, 2), np.float32), max_batch_tokens=4)
+    with pytest.raises(ApiError) as caught:
+        await asyncio.wait_for(batcher.rows([[1], [2]]), 10)
+    assert caught.value.status == 500
+    batcher.close()
+
+
+async def test_a_stop_ends_what_waits_and_what_is_at_work(gate):
+    """With an error that says so, at once; nothing new is taken, and a second stop is harmless."""
+    batcher = Batcher(gate, max_batch_tokens=2)
+    asked = [asyncio.ensure_future(batcher.rows([[n], [n]])) for n in (1, 2)]
+    await entered(gate, 1)
+    batcher.stop()
+    batcher.stop()
+    for refused in (*asked, batcher.rows([[3]])):
+        with pytest.raises(ApiError) as caught:
+            await asyncio.wait_for(refused, 10)
+        assert (caught.value.status, caught.value.code) == (503, "stopping")
+    gate.go.set()
+    await asyncio.to_thread(batcher.close)
+    assert gate.calls == [[[1], [1]]]
+
+
+@pytest.mark.parametrize("path", ["/v1/embeddings", "/v1/rerank"])
+async def test_a_drain_that_runs_out_of_time_ends_them_with_an_error(make_service, gate, path):
+    """As it ends generations, instead of a connection that just closes."""
+    model = FakeEmbeddings()
+    model.embed = gate
+    service = make_service({"drain_s": 0.1}, embeddings=model)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(build_app(service)), base_url="http://worker") as client:
+        body = {"input": "a", "query": "a", "documents": ["b"]}
+        running = asyncio.ensure_future(post(client, path, body, 503))
+        await entered(gate, 1)
+        assert not await service.drain()
+        assert (await asyncio.wait_for(running, 10))["error"]["code"] == "stopping"

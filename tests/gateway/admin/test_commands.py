@@ -31,6 +31,7 @@ REPLICA = {
     "name": "worker-0", "model": "small", "engine": "warmlane", "url": "http://127.0.0.1:9", "state": "ready",
     "seats": 8, "in_flight": {"interactive": 2, "bulk": 1}, "labels": {"gpu": "no"}, "load": {"waiting": 0},
 }  # fmt: skip
+CONFIG = {"models": [{"name": "large", "price_in": 1.0}, {"name": "tiny", "price_in": None}]}
 
 app = typer.Typer()
 mount(app)
@@ -47,7 +48,7 @@ async def url(tmp_path, gateway, control):
         listener = socket.create_server(("127.0.0.1", 0))
         # Unconfigured, structlog would print the admin plane's log among the command's output.
         with structlog.testing.capture_logs():
-            async with serving(create_admin_app(store, control, TOKEN), listener):
+            async with serving(create_admin_app(store, control, TOKEN, config=lambda: CONFIG), listener):
                 yield f"http://127.0.0.1:{listener.getsockname()[1]}"
 
 
@@ -111,6 +112,22 @@ async def test_limits_are_set_and_read_by_either_level(made, warmlane, project, 
     file = tmp_path / "limits.json"
     file.write_text('{"rpm": null}')
     assert await made("limits", "set", project["organization_id"], "--file", str(file)) == {"rpm": None}
+
+
+async def test_a_limit_of_money_names_the_models_that_it_closes(warmlane, project):
+    """What has no price cannot be used then, which nobody would guess from the document; scripts read stdout alone."""
+    for document, said in (('{"usd_per_month": 5}', "(small, tiny)"), ('{"usd_per_month": null}', ""), ("{}", "")):
+        result = await warmlane("limits", "set", "--project", "chat", document, "--json")
+        assert json.loads(result.stdout) == json.loads(document)
+        assert said in result.stderr
+        assert bool(result.stderr) == bool(said)
+
+
+async def test_who_may_not_read_the_configuration_is_told_of_no_model(made, warmlane, project):
+    """The limit is set all the same."""
+    key = await made("key", "create", "--project", project["id"], "--name", "x", "--role", "organization_admin")
+    result = await warmlane("limits", "set", project["id"], '{"usd_per_month": 5}', "--token", key["secret"])
+    assert (result.exit_code, result.stderr) == (0, "")
 
 
 async def test_limits_are_set_by_name(made, project):

@@ -118,6 +118,9 @@ def test_a_ledger_shares_what_was_cached():
         ([b"request_id,started_at\n", b"a,1\n"], "lacks key, project"),
         (ledger(row("yesterday", 10)), "line 2"),
         (ledger(row(1, 0)), "no answered request"),
+        ([*ledger(row(1, 10)), b"half\ra line\n"], "line 3"),
+        ([*ledger(row(1, 10)), b"\xff" * 200_000 + b"\n"], "line 3"),
+        ([chat(1, "q"), b'{"messages": [{"role": "\xff"}], "timestamp": 2}'], "line 2"),
     ],
 )
 def test_what_is_no_trace_is_told(told, sentence):

@@ -1,0 +1,50 @@
+"""What the gauges of `/metrics` mean, and the counters that are read at a scrape as they are; in the order shown."""
+
+from typing import NamedTuple
+
+
+class MetricHelp(NamedTuple):
+    """One metric as the reference page shows it."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    meaning: str
+
+
+def _gauge(name: str, meaning: str, *labels: str) -> MetricHelp:
+    return MetricHelp(f"warmlane_{name}", "gauge", labels, meaning)
+
+
+def _counter(name: str, meaning: str, *labels: str) -> MetricHelp:
+    return MetricHelp(f"warmlane_{name}_total", "counter", labels, meaning)
+
+
+READ_AT_SCRAPE = (
+    _gauge("gateways", "living gateways, with a shared store"),
+    _gauge("gateways_degraded", "gateways whose lease has run out: the shared store is away"),
+    _gauge("limits_degraded", "gateways that decide limits without the shared store"),
+    _gauge("config_generation", "how often other settings came into force, from 1 at the start"),
+    _gauge("config_refused", "1 while the last reading of the configuration was refused"),
+    _gauge("ledger_waiting", "requests written down that the ledger does not have yet"),
+    _gauge("ledger_files", "files that gateways of this node wrote and the ledger still reads"),
+    _counter("ledger_dropped", "refusals that found no room to be written down"),
+    _counter("ledger_recovered", "requests of gateways that died, charged as reserved"),
+    _counter("ledger_unreadable", "lines of the files that nobody could read"),
+    _counter("ledger_restored", "ledger files that were taken away and made again"),
+    _gauge("queue_depth", "requests waiting for a seat", "model", "lane"),
+    _gauge("replica_seats", "seats the gateway may fill", "replica"),
+    _gauge("bulk_seats", "seats that bulk may hold beside the present interactive work", "replica"),
+    _gauge("replica_state", "1 for the state it is in", "replica", "state"),
+    _gauge("replica_running", "requests in its batch, as it says or as we count", "replica"),
+    _gauge("replica_waiting", "requests in its own queue, if it says", "replica"),
+    _gauge("replica_kv_used_ratio", "share of its KV cache in use, if it says", "replica"),
+    _gauge(
+        "replica_kv_events",
+        "1 for how much its KV events tell: `complete`, `partial` or `unknown`",
+        "replica",
+        "standing",
+    ),
+    _gauge("replica_kv_blocks", "blocks it holds, as its KV events tell", "replica"),
+    _counter("replica_kv_event_gaps", "times batches of its KV events were missing", "replica"),
+)
