@@ -52,7 +52,23 @@ class CapacityFactor:
         elif age_share >= OLD_SHARE and reported_bytes <= held - slack:
             self._move(-STEP * (held - reported_bytes) / held)
 
+    @property
+    def logarithm(self) -> float:
+        """Of the factor."""
+        return self._log
+
+    def adopt(self, logarithm: float, num_observations: int) -> None:
+        """Take over what more observations made elsewhere; of as many the larger value. Else nothing."""
+        logarithm = _bounded(logarithm)
+        if (num_observations, logarithm) > (self.num_observations, self._log):
+            self.num_observations, self._log = num_observations, logarithm
+            self.value = exp(logarithm)
+
     def _move(self, step: float) -> None:
         self.num_observations += 1
-        self._log = min(max(self._log + step, log(LEAST_FACTOR)), log(MOST_FACTOR))
+        self._log = _bounded(self._log + step)
         self.value = exp(self._log)
+
+
+def _bounded(logarithm: float) -> float:
+    return min(max(logarithm, log(LEAST_FACTOR)), log(MOST_FACTOR))

@@ -13,10 +13,11 @@ FRESH_S = 5.0  # chosen: a prompt given to a replica is in its events by then, a
 class HitConfidence:
     """The mean share of predicted hit tokens that the engine confirmed, 0..1."""
 
-    __slots__ = ("value",)
+    __slots__ = ("num_observations", "value")
 
     def __init__(self) -> None:
         self.value = START_CONFIDENCE
+        self.num_observations = 0
 
     def observe(self, predicted_tokens: int, reported_tokens: int | None) -> None:
         """Learn from one request. `reported_tokens` None means the engine said nothing, which is not zero."""
@@ -24,6 +25,13 @@ class HitConfidence:
             return
         confirmed = min(1.0, max(0, reported_tokens) / predicted_tokens)
         self.value += _SHARE * (confirmed - self.value)
+        self.num_observations += 1
+
+    def adopt(self, value: float, num_observations: int) -> None:
+        """Take over what more observations made elsewhere; of as many the larger value. Else nothing."""
+        value = min(max(value, 0.0), 1.0)
+        if (num_observations, value) > (self.num_observations, self.value):
+            self.value, self.num_observations = value, num_observations
 
 
 def fused(exact_tokens: int, exact_confidence: float, predicted_tokens: int, confidence: float) -> int:

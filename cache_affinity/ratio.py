@@ -10,10 +10,11 @@ MAX_MODELS = 1024
 class TokenRatio:
     """The learned bytes per token of one model: a moving mean, always within [LEAST, MOST]."""
 
-    __slots__ = ("bytes_per_token",)
+    __slots__ = ("bytes_per_token", "num_observations")
 
     def __init__(self, bytes_per_token: float = DEFAULT_BYTES_PER_TOKEN) -> None:
         self.bytes_per_token = min(max(bytes_per_token, LEAST), MOST)
+        self.num_observations = 0
 
     def observe(self, prompt_bytes: int, prompt_tokens: int) -> None:
         """Learn from one prompt's own size and the engine's count; a pair that cannot be text teaches nothing."""
@@ -23,6 +24,13 @@ class TokenRatio:
         if LEAST <= seen <= MOST:
             share = _SHARE * min(1.0, prompt_tokens / _FULL_WEIGHT_TOKENS)
             self.bytes_per_token += share * (seen - self.bytes_per_token)
+            self.num_observations += 1
+
+    def adopt(self, bytes_per_token: float, num_observations: int) -> None:
+        """Take over what more observations made elsewhere; of as many the larger value. Else nothing."""
+        bytes_per_token = min(max(bytes_per_token, LEAST), MOST)
+        if (num_observations, bytes_per_token) > (self.num_observations, self.bytes_per_token):
+            self.bytes_per_token, self.num_observations = bytes_per_token, num_observations
 
     def tokens(self, num_bytes: int) -> int:
         """About how many tokens `num_bytes` of prompt are, rounded to the nearest."""

@@ -181,6 +181,11 @@ class ShadowIndex:
             self.held_bytes -= found[0]
         return num_held - len(self._held)
 
+    @property
+    def factor(self) -> CapacityFactor:
+        """On its capacity; shared by all of its kind."""
+        return self._factor
+
     def learn_capacity(self, insertion: Insertion, reported_bytes: int | None, total_bytes: int) -> None:
         """Take in what the engine had in its cache of a prompt, from the start. None: it said nothing."""
         self._factor.observe(insertion.remembered, reported_bytes, total_bytes)

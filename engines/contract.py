@@ -4,6 +4,7 @@ An adapter turns a request into the bytes one engine understands and reads back 
 It does no I/O. Facts behind the adapters: docs/engines.md.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -26,6 +27,7 @@ class Fault(Enum):
     BACKPRESSURE = "backpressure"  # the engine answered 429 or 503: busy, not broken
     CLIENT = "client"  # the engine answered another 4xx: the client's fault, never retried, never held against it
     PROTOCOL = "protocol"  # the answer was not HTTP, or not what it claimed to be
+    UNSERVED = "unserved"  # the engine has no such endpoint: another may be asked, and it is not held against this one
 
 
 class ReplicaError(Exception):
@@ -71,7 +73,8 @@ class LoadReport:
 class Steering:
     """What the gateway, never the client, decides about one upstream attempt.
 
-    `model`: the name the engine serves. `cache_salt`: the tenant's. `attempt_id`: fresh for every attempt.
+    `model`: the name the engine serves. `cache_salt`: the tenant's. `attempt_id`: fresh for every attempt. `surface`:
+    of those that generate no text (`adapters/surfaces.py`); empty: chat or completions.
     """
 
     model: str
@@ -80,13 +83,21 @@ class Steering:
     attempt_id: str
     is_streaming: bool
     traceparent: str | None = None
+    surface: str = ""
 
 
 class EngineAdapter(Protocol):
-    """One engine kind. Stateless; all methods are pure."""
+    """One engine kind. Stateless; all methods are pure.
+
+    `paths`: its endpoints that generate no text, by the gateway's surface. `tells_tasks`: its `/v1/models` says what
+    each model does. `usual_tasks`: what its models do where nobody says; None: anything.
+    """
 
     kind: str
     capabilities: Capabilities
+    paths: Mapping[str, str]
+    tells_tasks: bool
+    usual_tasks: frozenset[str] | None
 
     def body(self, fields: dict[str, msgspec.Raw], steering: Steering) -> bytes:
         """The upstream JSON body: the client's own fields without steering ones, plus those the gateway sets.

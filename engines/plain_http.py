@@ -1,13 +1,17 @@
 """uvicorn's HTTP/1.1 protocol without upgrades: who offers one (`Upgrade: h2c`) is answered in HTTP/1.1, body and all.
 
 The parser ends a message at the head when an upgrade is offered, and drops what follows. So it is replaced, and reads
-the head again without the offer.
+the head again without the offer. `BoundedHttpProtocol` bounds heads too, for listeners that have no edge of their own.
 """
+
+import asyncio
 
 import httptools
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 _OFFER = frozenset({b"upgrade", b"http2-settings"})
+MAX_HEAD_BYTES = 65536  # chosen: as nginx and node allow in all
+HEAD_S = 60.0  # chosen: for a head, from its first byte or from the connection on
 
 
 class PlainHttpProtocol(HttpToolsProtocol):
@@ -58,6 +62,71 @@ class PlainHttpProtocol(HttpToolsProtocol):
         self.parser = httptools.HttpRequestParser(self)
         self.parser.set_dangerous_leniencies(lenient_data_after_close=True)  # as uvicorn has it
         self.parser.feed_data(b"".join([*head, b"\r\n"]))
+
+
+class BoundedHttpProtocol(PlainHttpProtocol):
+    """Ends connections whose request's head does not end: the parser would keep all of it, and nobody else times it."""
+
+    _quiet_bytes = 0  # since a body or a whole request came: heads, chunk extensions and trailers
+    _is_in_head = True  # or before the first
+    _late: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        """A connection, which is to say something."""
+        super().connection_made(transport)
+        self._follow_head()
+
+    def data_received(self, data: bytes) -> None:
+        """A read."""
+        self._quiet_bytes += len(data)
+        super().data_received(data)
+        if self._quiet_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self.send_400_response("The head of the request is too long.")
+        self._follow_head()
+
+    def on_message_begin(self) -> None:
+        """A message begins."""
+        self._is_in_head = True
+        super().on_message_begin()
+
+    def on_headers_complete(self) -> None:
+        """A head is complete."""
+        self._is_in_head = False
+        super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        """A piece of a body."""
+        self._quiet_bytes = 0
+        super().on_body(body)
+
+    def on_message_complete(self) -> None:
+        """A message is complete; uvicorn times the silence before the next."""
+        if not self._has_offer:
+            self._quiet_bytes = 0
+        super().on_message_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """The end."""
+        super().connection_lost(exc)
+        self._stop_timing()
+
+    def _follow_head(self) -> None:
+        if not self._is_in_head or self.transport.is_closing():
+            self._stop_timing()
+        elif self._late is None:
+            self._late = self.loop.call_later(HEAD_S, self._end_late)
+
+    def _stop_timing(self) -> None:
+        if self._late is not None:
+            self._late.cancel()
+            self._late = None
+
+    def _end_late(self) -> None:
+        self._late = None
+        if self.cycle is not None and not self.cycle.response_complete:
+            self._follow_head()  # the head of a next request, which has to wait for this answer
+        else:
+            self.transport.close()
 
 
 def _without_offer(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

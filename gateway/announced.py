@@ -10,7 +10,10 @@ from routing.replica import ReplicaSpec
 
 
 class AnnouncedReplica(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A worker as the supervisor announces it. `kv_events`: see `kv_sources`. `tokenizer`: see `prompt_tokens`."""
+    """A worker as the supervisor announces it. `kv_events`: see `kv_sources`. `tokenizer`: see `prompt_tokens`.
+
+    `tasks`: what its model does, where somebody says so; see `abilities`.
+    """
 
     name: str
     model: str
@@ -26,6 +29,7 @@ class AnnouncedReplica(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     is_cache_shared: bool = False
     kv_events: str = ""
     tokenizer: str = ""
+    tasks: tuple[str, ...] = ()
 
 
 class Announcement(msgspec.Struct, frozen=True):
@@ -38,7 +42,7 @@ class Announcement(msgspec.Struct, frozen=True):
     draining: list[str] | None = None
 
 
-def spec_of(announced: AnnouncedReplica, adapter: EngineAdapter) -> ReplicaSpec:
+def spec_of(announced: AnnouncedReplica, adapter: EngineAdapter, surfaces: frozenset[str]) -> ReplicaSpec:
     """The replica as routing knows it."""
     return ReplicaSpec(
         name=announced.name,
@@ -52,6 +56,7 @@ def spec_of(announced: AnnouncedReplica, adapter: EngineAdapter) -> ReplicaSpec:
         generation=announced.generation,
         bulk_seats=announced.bulk_seats,
         is_cache_shared=announced.is_cache_shared,
+        surfaces=surfaces,
     )
 
 
@@ -68,4 +73,5 @@ def of_section(section: ReplicaSection) -> AnnouncedReplica:
         priority=section.priority,
         is_cache_shared=section.shares_cache,
         kv_events=section.kv_events,
+        tasks=section.tasks,
     )

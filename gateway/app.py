@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from cache_affinity.diagnosis import PrefixDiagnosis
 from cache_affinity.exact import ExactIndex
 from cache_affinity.ratio import TokenRatios
 from engines.contract import Headers
@@ -30,6 +31,7 @@ from gateway.control import Control, gauges, statistics
 from gateway.edge import Edge
 from gateway.errors import BUG, Problem
 from gateway.fleet import Fleet
+from gateway.gossip import Gossip, Line
 from gateway.hot import hot_protocol
 from gateway.isolation import CacheIsolation
 from gateway.key_uses import KeyUses
@@ -40,6 +42,7 @@ from gateway.lifecycle import Lifecycle
 from gateway.models import ModelTable
 from gateway.parts import Parts
 from gateway.peers import Peers
+from gateway.prompt_place import part_of_chat
 from gateway.prompt_tokens import PromptTokens
 from gateway.recorder import Recorder
 from gateway.recount import Recount
@@ -74,8 +77,10 @@ class Gateway:
         peers: Peers | None = None,
         claims: CacheClaims | None = None,
         books: Books | None = None,
+        *,
+        line: Line | None = None,
     ) -> None:
-        """`peers`: the other gateways, where there may be some; call `dispatch.recheck` when they leave more.
+        """`peers`, `line`: the other gateways, where there may be some; call `dispatch.recheck` when they leave more.
 
         `claims`: of tenants on engines without a salt; None: this process's own. `books`: None: nothing is kept.
         """
@@ -86,7 +91,7 @@ class Gateway:
         fleet = Fleet(settings, router.pool, time.monotonic, self._on_fleet_change)
         dispatch = Dispatch(router, settings.lanes, time.monotonic, holdings=peers, kv_used_ratio=fleet.kv_used_ratio)
         seats = self._seat_control(router.pool)
-        models = ModelTable(settings.models, fleet.models)
+        models = ModelTable(settings.models, fleet.models, fleet.surfaces)
         journal: Journal = NoJournal() if books is None else books.journal
         self._ledger = None if books is None else books.ledger
         self.metrics = Metrics(models.names, gauges(lambda: self.parts))
@@ -94,7 +99,7 @@ class Gateway:
         recorder = Recorder(self.metrics, journal=journal, on_key_used=self._key_uses.note)
         self.parts = Parts(
             settings=settings,
-            directory=Directory(store, self._on_directory_change, recorder.forget),
+            directory=Directory(store, self._on_directory_change, self._forget),
             models=models,
             quotas=Quotas() if peers is None else Quotas(peers.meters, holdings=peers),
             router=router,
@@ -107,9 +112,11 @@ class Gateway:
             outputs=OutputEstimates(),
             seats=seats,
             bulk_runs=BulkRuns(seats, time.monotonic),
+            prefixes=PrefixDiagnosis(part_of_chat),
             recorder=recorder,
             journal=journal,
             peers=peers,
+            gossip=Gossip(line, router, time.monotonic, peers) if line is not None and peers is not None else None,
             clock=time.monotonic,
             unix=time.time,
         )
@@ -144,6 +151,8 @@ class Gateway:
 
     def _on_fleet_change(self) -> None:
         self.parts.kv_streams.changed()
+        if self.parts.gossip is not None:
+            self.parts.gossip.changed()
         for model in self.parts.fleet.models():
             self.parts.tokens.expect(model)
         self.parts.dispatch.wake()
@@ -157,6 +166,10 @@ class Gateway:
         self.parts.quotas.relimit(self.parts.directory.tenant)
         if self._recount is not None:
             self._recount.changed()
+
+    def _forget(self, projects: frozenset[str]) -> None:
+        self.parts.recorder.forget(projects)
+        self.parts.prefixes.forget(projects)
 
     def _moment(self) -> Moment:
         return Moment(self.parts.clock(), self.parts.unix())

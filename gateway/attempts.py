@@ -17,13 +17,14 @@ from gateway.ledger_intent import intent_of
 from gateway.outcome import Outcome
 from gateway.owed import Owed
 from gateway.parts import Call, Parts
-from gateway.relay import Preempted, Relay, Relayed, WholeRelay
+from gateway.relay import Preempted, Relay, Relayed
+from gateway.relays import relay_for
 from gateway.replica_connection import ReplicaConnection
 from gateway.request import InferenceRequest
 from gateway.story import Story
-from gateway.streaming import StreamRelay
 from gateway.turn import NO_CAPS, Turn, Waiting
 from gateway.turned_away import NoTurn
+from gateway.wanted import Inputs
 from policies.caps import CapLimits
 from policies.entry import FOREVER, Entry
 from policies.lane import Lane
@@ -31,8 +32,10 @@ from policies.tenant import Tenant
 from routing.query import RouteQuery
 from routing.step_model import Gaps
 
-_RETRIABLE = frozenset({Fault.CONNECT, Fault.STALE, Fault.RESET, Fault.STATUS, Fault.PROTOCOL, Fault.BACKPRESSURE})
-_UNCHARGED = frozenset({Fault.CONNECT, Fault.STALE, Fault.BACKPRESSURE, Fault.CLIENT})  # no prompt was read
+_UNREAD = frozenset({Fault.CONNECT, Fault.STALE, Fault.BACKPRESSURE, Fault.UNSERVED})
+_RETRIABLE = _UNREAD | {Fault.RESET, Fault.STATUS, Fault.PROTOCOL}
+_UNCHARGED = _UNREAD | {Fault.CLIENT}  # no prompt was read
+_NO_ENDPOINT = frozenset({404, 405})  # statuses that no client can bring about by what it asks
 
 
 class Attempts:
@@ -84,6 +87,8 @@ class Attempts:
         known, lane = call.story.principal.tenant, query.lane
         tenant = self._parts.directory.tenant(known.project_id) or known  # limits may have changed since the last try
         now = self._parts.clock()
+        generates = call.story.request is None or call.story.request.inputs is None
+        output = self._parts.outputs.expected(tenant.project_id, lane, query.max_output_tokens, query.model)
         deadline = now + self._parts.settings.lanes.of(lane).max_wait_s
         if call.deadline is not None:
             if call.deadline <= now:
@@ -94,7 +99,7 @@ class Attempts:
             lane,
             Waiting(query, caps_of(tenant, lane), has_deadline=deadline == call.deadline),
             weight=tenant.limits.weight,
-            output_tokens=self._parts.outputs.expected(tenant.project_id, lane, query.max_output_tokens, query.model),
+            output_tokens=output if generates else 0,
             deadline=deadline,
             since=since,
         )
@@ -116,7 +121,7 @@ class Attempts:
         story.attempts += 1
         story.decision = turn.decision
         story.queued_s = (story.queued_s or 0.0) + turn.queued_s
-        relay = self._relay(call, story.request, turn)
+        relay = relay_for(call, story.request, turn, parts.settings.timeouts, parts.clock())
         story.relayed, story.owed = relay.relayed, Owed.ALL
         story.sent_at = sent_at = parts.clock()
         self.num_relaying += 1
@@ -134,6 +139,7 @@ class Attempts:
             story.owed = Owed.NOTHING
             raise
         except ReplicaError as error:
+            self._note_endpoint(call, turn, error)
             turn.cost = 0.0 if error.fault in _UNCHARGED else self._cost(turn, relay.relayed)
             if error.fault is Fault.TIMEOUT and relay.relayed.first_content_at is None and self._is_past(call.deadline):
                 raise deadline_passed() from None  # the client's own haste says nothing of the replica
@@ -147,9 +153,20 @@ class Attempts:
             story.unseen_tokens = computed - turn.lease.uncached_tokens
             raise
         else:
-            self._settle(turn, relayed, sent_at)
+            self._settle(turn, relayed, sent_at, story.request.inputs)
         finally:
             self.num_relaying -= 1
+
+    def _note_endpoint(self, call: Call, turn: Turn, error: ReplicaError) -> None:
+        """Learn of an endpoint that an engine has not. One that embeds and has no chat is not at fault for that."""
+        story, fleet, chosen = call.story, self._parts.fleet, turn.decision.chosen
+        if error.status not in _NO_ENDPOINT or story.request is None:
+            return
+        inputs = story.request.inputs
+        if inputs is None and error.fault is Fault.STATUS and fleet.has_embedded(chosen):
+            error.fault = Fault.UNSERVED
+        if error.fault is Fault.UNSERVED:
+            fleet.note_lack(chosen, story.surface if inputs is None else inputs.surface)
 
     def _send(
         self, call: Call, request: InferenceRequest, turn: Turn, relay: Relay, replica: ReplicaConnection
@@ -162,27 +179,14 @@ class Attempts:
             attempt_id=f"{call.story.request_id}-{call.story.attempts}",
             is_streaming=request.is_streaming,
             traceparent=call.traceparent,
+            surface="" if request.inputs is None else request.inputs.surface,
         )
-        body = replica.adapter.body(request.fields, steering)
-        headers = replica.adapter.headers(steering, replica.api_key)
-        return replica.upstream.send(request.surface.value, headers, body, relay)
-
-    def _relay(self, call: Call, request: InferenceRequest, turn: Turn) -> Relay:
-        timeouts = self._parts.settings.timeouts
-        first_token_s = timeouts.first_token_s if request.is_streaming else timeouts.total_s
-        if call.deadline is not None:
-            first_token_s = min(first_token_s, max(0.001, call.deadline - self._parts.clock()))
-        if not request.is_streaming:
-            return WholeRelay(call.answer, call.sink, timeouts, first_token_s)
-        return StreamRelay(
-            call.answer,
-            call.sink,
-            timeouts,
-            first_token_s,
-            on_first=turn.lease.prefilled,
-            wants_usage=request.wants_usage,
-            num_choices=request.num_choices,
-        )
+        adapter = replica.adapter
+        path = request.surface.value if request.inputs is None else adapter.paths.get(request.inputs.surface)
+        if path is None:
+            raise ReplicaError(Fault.UNSERVED, "this kind of engine has no such endpoint")
+        body = adapter.body(request.fields, steering)
+        return replica.upstream.send(path, adapter.headers(steering, replica.api_key), body, relay)
 
     def _cost(self, turn: Turn, relayed: Relayed) -> float:
         """What the request has cost its tenant so far: as reported, else the predicted rest and the chunks counted."""
@@ -193,11 +197,14 @@ class Attempts:
             uncached, output = max(0, usage.prompt_tokens - cached), usage.completion_tokens
         return self._parts.dispatch.cost(uncached, output)
 
-    def _settle(self, turn: Turn, relayed: Relayed, sent_at: float) -> None:
+    def _settle(self, turn: Turn, relayed: Relayed, sent_at: float, inputs: Inputs | None) -> None:
         usage, first = relayed.usage, relayed.first_content_at
         turn.cost = self._cost(turn, relayed)
-        self._learn_steps(turn, relayed)
-        if usage is not None:
+        self._learn_steps(turn, relayed, generates=inputs is None)
+        if inputs is not None:
+            if not inputs.is_free:
+                self._parts.fleet.note_embedded(turn.decision.chosen)
+        elif usage is not None:
             self._parts.outputs.observe(
                 turn.entry.tenant, turn.entry.lane, usage.completion_tokens, turn.decision.model
             )
@@ -210,12 +217,14 @@ class Attempts:
             ttft_s=first - sent_at if first is not None and relayed.num_chunks else None,
         )
 
-    def _learn_steps(self, turn: Turn, relayed: Relayed) -> None:
+    def _learn_steps(self, turn: Turn, relayed: Relayed, *, generates: bool) -> None:
         """Teach the seats of this replica what its steps cost."""
         seats, now, lease = self._parts.seats, self._parts.clock(), turn.lease
         tokens = relayed.usage.completion_tokens if relayed.usage is not None else None
         if turn.decision.lane is Lane.BULK:
             seats.budget.earn(turn.decision.uncached_tokens + (tokens or relayed.num_chunks))
+        if not generates:
+            return
         if not relayed.num_chunks:
             seats.observe_whole(lease, tokens, now)
         elif not relayed.was_slow:
@@ -229,7 +238,7 @@ class Attempts:
 
 def _note_loss(story: Story, turn: Turn, relayed: Relayed, fault: Fault) -> None:
     """What an engine did for nothing is the operator's to know: its tenant pays for what was delivered."""
-    if relayed.first_content_at is not None or fault is Fault.CLIENT:
+    if relayed.first_content_at is not None or fault in (Fault.CLIENT, Fault.UNSERVED):
         return
     story.lost_attempts += 1
     if relayed.usage is not None:

@@ -15,6 +15,7 @@ from enum import Enum
 
 import structlog
 
+from cache_affinity.gossip_notes import installation_digest
 from gateway.principals import Principals, principals_of
 from policies.keys import CredentialFault, digest, read_credential
 from policies.store import Store, StoreError, StoreLost
@@ -89,6 +90,7 @@ class Directory:
         self._read_at = float("-inf")
         self._refreshing = asyncio.Lock()
         self._is_failing = False
+        self.installation = 0  # digest of the store's secret, see `gossip_notes`; 0 before the first refresh
         self.store_lost = ""  # the sentence of a store that is not there any more; empty while it is
 
     @property
@@ -141,6 +143,7 @@ class Directory:
                     log.error("directory.limits_unusable", subject=subject, fault=fault)
                 self._principals, self._revision = built.principals, snapshot.revision
                 self._tenants = built.tenants
+                self.installation = installation_digest(snapshot.server_secret)
                 before, self._projects = self._projects, frozenset(one.id for one in snapshot.projects)
                 self._on_change()
                 if gone := before - self._projects:

@@ -25,8 +25,11 @@ from gateway.doctor import examine
 from gateway.finding import Finding, Health
 from gateway.home import Home, HomeError, home_path
 from gateway.ports import PortUnusable
+from gateway.replay import calibrate_command as calibrating
+from gateway.replay import command as replaying
 from gateway.settings import ConfigError, load
 from gateway.simulation import command as simulation
+from gateway.simulation import plan_command as planning
 from gateway.startup import Request, start
 from gateway.supervisor import SupervisorError
 from observability import logs
@@ -135,6 +138,9 @@ def make_backup(
 
 commands.mount(app)
 simulation.mount(app)
+planning.mount(app)
+replaying.mount(app)
+calibrating.mount(app)
 app.add_typer(model_commands.model, name="model")
 
 

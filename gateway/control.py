@@ -12,13 +12,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
-from cache_affinity.prefix import prefix_key
 from gateway.announced import Announcement
+from gateway.cache_control import CacheControl
 from gateway.errors import ClientError, Problem
 from gateway.isolation import NotReleasable
 from gateway.lifecycle import Lifecycle
 from gateway.parts import Parts
 from gateway.request import Surface, read
+from gateway.route_key import route_key
 from gateway.settings import ConfigError, Settings
 from observability.metrics import GaugeRows, Metrics
 from observability.records import RequestRecord
@@ -54,6 +55,7 @@ class Control:
                 Route("/statistics", self.statistics, methods=["GET"]),
                 Route("/metrics", self.metrics, methods=["GET"]),
                 Route("/queue", self.queue, methods=["GET"]),
+                *CacheControl(self._parts, self._lifecycle).routes(),
                 Route("/requests/{request_id}", self.request, methods=["GET"]),
                 Route("/requests/{request_id}/receipt", self.receipt, methods=["GET"]),
                 Route("/replicas", self.replicas, methods=["GET"]),
@@ -173,9 +175,9 @@ class Control:
         if tenant is None:
             raise ClientError("no project of this id has a key", param="project_id", status=404, code="not_found")
         model = self._parts.models.resolve(request.model, tenant)
-        key = prefix_key(
-            model, tenant.cache_salt, request.segments, home_segments=request.home_segments, home_hint=request.home_hint
-        )
+        surface = asked.surface if request.inputs is None else request.inputs.surface
+        needs = self._parts.fleet.surfaces.needs(model, surface)
+        key = route_key(model, tenant.cache_salt, request, self._parts.router.ratios)
         lane = Lane(asked.lane)
         labels = self._parts.settings.lanes.labels_of(lane)
         return RouteQuery(
@@ -187,6 +189,7 @@ class Control:
             labels=labels,
             cache_domain=tenant.cache_domain,
             tokens=await self._parts.tokens.chain(model, request, tenant.cache_salt),
+            needs=surface if needs is None else needs,
         )
 
 
@@ -233,6 +236,7 @@ def gauges(parts: Callable[[], Parts]) -> Callable[[], GaugeRows]:
             yield "warmlane_gateways", {}, now.peers.num_gateways
             yield "warmlane_gateways_degraded", {}, now.peers.is_degraded
             yield "warmlane_limits_degraded", {}, now.peers.is_limits_degraded
+        yield from () if now.gossip is None else now.gossip.gauges()
         ledger = _ledger(now)
         yield "warmlane_ledger_dropped_total", {}, ledger["dropped"]
         yield "warmlane_ledger_restored_total", {}, ledger["restored"]
@@ -264,7 +268,7 @@ def _entry(replica: Replica) -> dict[str, object]:
         "state": replica.state.value,
         "seats": spec.seats,
         "in_flight": {lane.value: replica.in_flight[lane.rank] for lane in Lane},
-        "outstanding_tokens": replica.outstanding_tokens,
+        "outstanding_tokens": replica.own_tokens,
         "labels": dict(spec.labels),
         "generation": spec.generation,
     }

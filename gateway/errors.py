@@ -94,6 +94,7 @@ REPLICA_PROBLEMS: dict[Fault, tuple[int, str, str, Outcome]] = {
     Fault.STATUS: (502, "replica_error", "the engine failed", Outcome.REPLICA_ERROR),
     Fault.TIMEOUT: (504, "replica_timeout", "the engine did not answer in time", Outcome.TIMED_OUT),
     Fault.BACKPRESSURE: (503, "replica_busy", "every engine for this model is busy", Outcome.SHED),
+    Fault.UNSERVED: (400, "unsupported_model", "no engine of this model has this endpoint", Outcome.CLIENT_ERROR),
 }
 
 
@@ -109,6 +110,8 @@ def of_replica(error: ReplicaError) -> Problem:
     if error.fault is Fault.CLIENT:
         return _of_engine_refusal(error)
     status, code, message, outcome = REPLICA_PROBLEMS[error.fault]
+    if error.fault is Fault.UNSERVED:
+        return Problem(status, message, "invalid_request_error", code, "model", None, outcome)
     retry_after_s = None
     if error.fault is Fault.BACKPRESSURE:
         status = 429 if error.status == 429 else 503

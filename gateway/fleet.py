@@ -8,15 +8,19 @@ import asyncio
 import os
 import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 from engines.adapters import adapter_for
-from engines.contract import EngineAdapter, Fault, Headers, LoadReport, ReplicaError
+from engines.contract import Fault, LoadReport, ReplicaError
 from engines.upstream import Upstream, UpstreamLimits
 from engines.upstream.addresses import no_engine_at
+from gateway.abilities import Abilities
 from gateway.announced import AnnouncedReplica, Announcement, of_section, spec_of
 from gateway.kv_streams import KvReplica
+from gateway.model_surfaces import ModelSurfaces
 from gateway.replica_connection import ReplicaConnection
+from gateway.replica_probe import PROBE_TIMEOUT_S, ask_abilities, ask_health, key_headers
 from gateway.settings import ConfigError, ReplicaSection, Settings
 from observability import logs
 from routing.health import Probe, ProbeHistory
@@ -24,12 +28,14 @@ from routing.pool import ReplicaPool
 from routing.replica import Replica, ReplicaState
 
 PROBE_EVERY_S = 1.0  # chosen: three failures, so a silent death is noticed within about 3 s
-PROBE_TIMEOUT_S = 2.0
 _SERVING = frozenset({ReplicaState.READY, ReplicaState.DRAINING})
 
 
 class Fleet:
-    """All replicas. `on_change`: called when somebody waiting for a seat may have one now."""
+    """All replicas. `on_change`: called when somebody waiting for a seat may have one now.
+
+    `surfaces`: what the models are served on.
+    """
 
     def __init__(
         self, settings: Settings, pool: ReplicaPool, clock: Callable[[], float], on_change: Callable[[], None]
@@ -41,6 +47,7 @@ class Fleet:
         self._probe_limits = UpstreamLimits(connect_s=PROBE_TIMEOUT_S, max_connections=1, max_waiting=1)
         self._connections: dict[str, ReplicaConnection] = {}
         self._models: frozenset[str] = frozenset()
+        self.surfaces = ModelSurfaces()
         for section in settings.replicas:
             self._attach(of_section(section), api_key(section), is_announced=False)
 
@@ -70,13 +77,31 @@ class Fleet:
             replica = self._pool.get(name)
             if replica is not None and replica.state in _SERVING:
                 spec, life = replica.spec, (replica.spec.url, replica.generation)
-                headers = _key_headers(connection)
+                headers = key_headers(connection)
                 yield KvReplica(name, spec.engine, spec.url, life, connection.kv_events, connection.probing, headers)
 
     def tokenizer_of(self, model: str) -> str:
         """The vocabulary that a replica of the model was announced with, empty without."""
         found = (self._connections[replica.name].tokenizer for replica in self._pool.of_model(model))
         return next(filter(None, found), "")
+
+    def note_lack(self, name: str, surface: str) -> None:
+        """The replica's engine has no such endpoint, so it was not asked for in earnest."""
+        connection = self._connections.get(name)
+        if connection is not None:
+            connection.abilities.note_lack(surface, self._clock())
+            self._note_surfaces(name, connection)
+
+    def note_embedded(self, name: str) -> None:
+        """The replica's engine has embedded or ranked texts."""
+        connection = self._connections.get(name)
+        if connection is not None:
+            connection.abilities.has_embedded = True
+
+    def has_embedded(self, name: str) -> bool:
+        """Whether it ever has, in this life of its process."""
+        connection = self._connections.get(name)
+        return connection is not None and connection.abilities.has_embedded
 
     def num_upstream(self) -> int:
         """Connections that requests use or open, all replicas."""
@@ -118,7 +143,7 @@ class Fleet:
             self._connections.pop(name).retire()
         for section in sections:
             self._attach(of_section(section), keys[section.name], is_announced=False)
-        self._models = frozenset(self._pool.models())
+        self._index()
         self._on_change()
 
     def drain(self, name: str) -> Replica | None:
@@ -160,9 +185,12 @@ class Fleet:
         adapter = adapter_for(announced.engine, has_priority=announced.priority)
         before = self._pool.get(announced.name)
         url = before.spec.url if before is not None else None
-        replica = self._pool.upsert(spec_of(announced, adapter), self._clock())
         known = self._connections.get(announced.name)
-        if known is not None and url == announced.url:
+        is_same = known is not None and url == announced.url
+        abilities = known.abilities if known is not None and is_same else Abilities()
+        abilities.declared = frozenset(announced.tasks)
+        replica = self._pool.upsert(spec_of(announced, adapter, abilities.surfaces(adapter)), self._clock())
+        if known is not None and is_same:
             known.adapter, known.upstream_model = adapter, announced.upstream_model or announced.model
             known.api_key, known.kv_events, known.tokenizer = api_key, announced.kv_events, announced.tokenizer
         else:
@@ -179,22 +207,42 @@ class Fleet:
                 load=LoadReport(),
                 kv_events=announced.kv_events,
                 tokenizer=announced.tokenizer,
+                abilities=abilities,
             )
         if is_announced and replica.state is ReplicaState.JOINING:
             # A worker is announced once it answered. One that was lost since, in this same life, must answer again.
             self._pool.move(announced.name, ReplicaState.READY)
-        self._models = frozenset(self._pool.models())
+        self._index()
 
     def _detach(self, name: str) -> None:
         self._pool.remove(name)
         self._connections.pop(name).close()
+        self._index()
+
+    def _index(self) -> None:
         self._models = frozenset(self._pool.models())
+        known = [(name, self._pool.get(name), connection) for name, connection in self._connections.items()]
+        self.surfaces.replace(
+            (one.spec.model, connection.surfaces, connection.tasks, connection.abilities.context_tokens)
+            for name, one, connection in known
+            if one is not None
+        )
+
+    def _note_surfaces(self, name: str, connection: ReplicaConnection) -> None:
+        """What a replica serves may be something else now."""
+        replica = self._pool.get(name)
+        if replica is not None and self._connections.get(name) is connection:
+            if replica.spec.surfaces != connection.surfaces:
+                self._pool.upsert(replace(replica.spec, surfaces=connection.surfaces), self._clock())
+            self._index()
 
     async def _probe(self, name: str) -> None:
         connection, replica = self._connections.get(name), self._pool.get(name)
         if connection is None or replica is None:
             return
-        probe = await _ask(connection, is_serving=replica.num_in_flight > 0)
+        probe = await ask_health(connection, is_serving=replica.num_in_flight > 0)
+        if probe is Probe.READY and await ask_abilities(connection, self._clock()):
+            self._note_surfaces(name, connection)
         if self._connections.get(name) is not connection:
             return
         target = connection.probes.observe(probe, replica.state, self._clock(), connection.last_heard_at)
@@ -202,36 +250,10 @@ class Fleet:
             log = logs.get().info if target is ReplicaState.READY else logs.get().warning
             log("replica.moved", replica=name, state=target.value, probe=probe.value)
             if target is ReplicaState.LOST:
+                connection.abilities.due_at = 0.0  # it may come back as another one
                 for relay in tuple(connection.relays):
                     relay.lose()  # or an answer that is waited for as a whole waits as long as `total_s`
             self._on_change()
-
-
-async def _ask(connection: ReplicaConnection, *, is_serving: bool) -> Probe:
-    upstream, adapter = connection.probing, connection.adapter
-    headers = _key_headers(connection)
-    try:
-        answer = await upstream.fetch("GET", adapter.health_path, headers, timeout_s=PROBE_TIMEOUT_S)
-    except ReplicaError as error:
-        return Probe.BUSY if error.fault is Fault.TIMEOUT and is_serving else Probe.FAILED
-    if answer.status != 200:
-        return Probe.NOT_READY
-    if adapter.load_path is not None:
-        connection.load = await _ask_load(upstream, adapter, adapter.load_path, headers)
-    return Probe.READY
-
-
-def _key_headers(connection: ReplicaConnection) -> Headers:
-    return [(b"authorization", b"Bearer " + connection.api_key.encode())] if connection.api_key else []
-
-
-async def _ask_load(upstream: Upstream, adapter: EngineAdapter, path: str, headers: Headers) -> LoadReport:
-    """What the engine says of its load; nothing, if it cannot say: that alone makes nobody unready."""
-    try:
-        load = await upstream.fetch("GET", path, headers, timeout_s=PROBE_TIMEOUT_S)
-    except ReplicaError:
-        return LoadReport()
-    return adapter.read_load(load.body) if load.status == 200 else LoadReport()
 
 
 def api_key(section: ReplicaSection) -> str | None:

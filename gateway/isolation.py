@@ -133,7 +133,7 @@ class CacheIsolation:
 
 def _is_usable(replica: Replica, query: RouteQuery) -> bool:
     is_open = replica.state is ReplicaState.READY and replica.name not in query.excluded
-    return is_open and query.labels <= replica.spec.labels.items()
+    return is_open and query.labels <= replica.spec.labels.items() and replica.spec.serves(query.needs)
 
 
 def _unreachable() -> Refused:

@@ -5,8 +5,11 @@ what was held and is recorded once. Knows no HTTP server: it writes to a `Client
 """
 
 import asyncio
+from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Set as AbstractSet
+from dataclasses import replace
+from functools import partial
 
-from cache_affinity.prefix import prefix_key
 from engines.contract import Fault, Headers, ReplicaError
 from gateway import errors
 from gateway.answer import ClientAnswer
@@ -18,11 +21,13 @@ from gateway.errors import ClientError, Refused
 from gateway.fields import LARGE_BYTES
 from gateway.outcome import Outcome
 from gateway.parts import Call, Parts
-from gateway.request import Surface, asked_lane, read
+from gateway.request import InferenceRequest, Surface, asked_lane, read
 from gateway.reserving import Reserving
+from gateway.route_key import route_key
 from gateway.sink import ClientSink, Incoming
 from gateway.story import Story
 from gateway.turned_away import nobody_serves
+from gateway.warm_place import WarmPlace
 from observability import logs
 from policies.lane import Lane
 from policies.tenant import Principal
@@ -50,11 +55,19 @@ class Lifecycle:
 
     async def serve(self, incoming: Incoming, sink: ClientSink) -> None:
         """Answer one request. Never raises but `CancelledError`; when it returns nothing is held any more."""
+        await self._run(self._begin(incoming, sink), self._tell)
+
+    async def warm(self, incoming: Incoming, sink: ClientSink, place: WarmPlace) -> Story:
+        """Have one replica read a prompt in a project's name; what happened. Ends and is recorded as any request."""
         call = self._begin(incoming, sink)
-        story, answer = call.story, call.answer
+        await self._run(call, partial(self._tell_warming, place))
+        return call.story
+
+    async def _run(self, call: Call, tell: Callable[[Call], Awaitable[None]]) -> None:
+        story, answer, sink = call.story, call.answer, call.sink
         self.num_in_flight += 1
         try:
-            await self._tell(call)
+            await tell(call)
             story.outcome = Outcome.FINISHED
         except (ClientError, Refused) as error:
             story.ended_with(error.problem)
@@ -96,14 +109,36 @@ class Lifecycle:
         refuse_packed(incoming)
         lane = call.story.lane = classify(incoming, asked_lane(incoming.body), principal)
         headers.append(_LANE_HEADERS[lane])
+        await self._answer(call, principal, lane)
+
+    async def _tell_warming(self, place: WarmPlace, call: Call) -> None:
+        principal = call.story.principal = place.principal
+        call.story.lane = place.lane
+        await self._answer(call, principal, place.lane, elsewhere=place.elsewhere)
+
+    async def _answer(
+        self, call: Call, principal: Principal, lane: Lane, elsewhere: AbstractSet[str] | None = None
+    ) -> None:
+        """Reserve, read, and let attempts do the rest. `elsewhere`: replicas that must not answer; None: any may."""
         # Limits come before the body is read: whoever is over them must not cost the others that time.
         with await self._reserving.arrive(call, principal.tenant, lane) as held:
             query = await self._read(call, principal, lane)
             await held.expect(query)
-            assert call.story.request is not None, "just read"
-            if call.story.request.is_streaming:
+            request = call.story.request
+            assert request is not None, "just read"
+            if elsewhere is not None:
+                query = replace(query, excluded=elsewhere, labels=frozenset())  # wherever else the lane may go
+            elif request.segments:
+                self._diagnose(call, query, request.segments)
+            if request.is_streaming:
                 call.answer.admit()
             await self._attempts.run(call, query)
+
+    def _diagnose(self, call: Call, query: RouteQuery, segments: Sequence[bytes]) -> None:
+        """Where its prompt differs from the one before."""
+        assert call.story.principal is not None, "only authenticated requests are read"
+        tenant, now = call.story.principal.tenant, call.incoming.arrived_at
+        self._parts.prefixes.note(tenant.project_id, tenant.organization_id, query.model, query.key, segments, now=now)
 
     async def _read(self, call: Call, principal: Principal, lane: Lane) -> RouteQuery:
         """What is asked for; a large body is read beside the loop, which serves others meanwhile."""
@@ -113,12 +148,11 @@ class Lifecycle:
         model = call.story.model = self._parts.models.resolve(request.model, principal.tenant)
         if model not in self._parts.fleet.models() and not self._is_expected(model):
             raise nobody_serves()
+        needs = self._needs(call, request, model, principal)
         call.deadline = read_deadline(call.incoming)
         call.traceparent = read_traceparent(call.incoming)
         salt = principal.tenant.cache_salt
-        key = prefix_key(
-            model, salt, request.segments, home_segments=request.home_segments, home_hint=request.home_hint
-        )
+        key = route_key(model, salt, request, self._parts.router.ratios)
         return RouteQuery(
             model,
             key,
@@ -128,7 +162,18 @@ class Lifecycle:
             labels=self._parts.settings.lanes.labels_of(lane),
             cache_domain=principal.tenant.cache_domain,
             tokens=await self._parts.tokens.chain(model, request, salt) if self._parts.router.knows_exactly else None,
+            needs=needs,
         )
+
+    def _needs(self, call: Call, request: InferenceRequest, model: str, principal: Principal) -> str:
+        """What the replica must be chosen by. Raises `ClientError` (400) where none serves what is asked."""
+        surfaces = self._parts.fleet.surfaces
+        surface = call.incoming.path if request.inputs is None else request.inputs.surface
+        needs = surfaces.needs(model, surface)
+        if needs is None:
+            visible = (one.name for one in self._parts.models.visible(principal.tenant))
+            raise surfaces.refusal(request.model, model, surface, visible)
+        return needs
 
     def _is_expected(self, model: str) -> bool:
         """Whether the configuration has somebody for it, who may still come."""

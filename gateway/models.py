@@ -1,9 +1,10 @@
 """Which model a name means: aliases resolve to one real name, and only that name is used from then on."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gateway.errors import ClientError
+from gateway.model_surfaces import ModelSurfaces
 from gateway.outcome import Outcome
 from gateway.settings import ModelSection
 from policies.tenant import Tenant
@@ -11,18 +12,28 @@ from policies.tenant import Tenant
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """A model as `GET /v1/models` shows it. `context_tokens` is None where nobody said."""
+    """A model as `GET /v1/models` shows it. `context_tokens`, `tasks` (what it does): None where nobody said."""
 
     name: str
     aliases: tuple[str, ...] = ()
     context_tokens: int | None = None
+    tasks: tuple[str, ...] | None = None
 
 
 class ModelTable:
-    """The configured models and whatever the replicas serve besides. `served` names the latter, at each call."""
+    """The configured models and whatever the replicas serve besides. `served` names the latter, at each call.
 
-    def __init__(self, configured: Iterable[ModelSection], served: Callable[[], frozenset[str]]) -> None:
+    `surfaces`: what the replicas say of their models; None: nothing.
+    """
+
+    def __init__(
+        self,
+        configured: Iterable[ModelSection],
+        served: Callable[[], frozenset[str]],
+        surfaces: ModelSurfaces | None = None,
+    ) -> None:
         self._served = served
+        self._surfaces = surfaces or ModelSurfaces()
         self.configure(configured)
 
     def configure(self, configured: Iterable[ModelSection]) -> None:
@@ -40,7 +51,7 @@ class ModelTable:
         """The models a tenant may use, by name."""
         allowed = tenant.limits.models
         names = sorted(name for name in self.names() if allowed is None or self._is_allowed(name, allowed))
-        return [self._configured.get(name, ServedModel(name)) for name in names]
+        return [self._with_facts(self._configured.get(name, ServedModel(name))) for name in names]
 
     def resolve(self, asked: str, tenant: Tenant) -> str:
         """The real name. Raises `ClientError`: 404 if there is no such model, 403 if the tenant may not use it."""
@@ -62,6 +73,11 @@ class ModelTable:
                 outcome=Outcome.FORBIDDEN,
             )
         return name
+
+    def _with_facts(self, model: ServedModel) -> ServedModel:
+        """What the configuration leaves open, as the engines say."""
+        context_tokens = model.context_tokens or self._surfaces.context_tokens(model.name)
+        return replace(model, context_tokens=context_tokens, tasks=self._surfaces.tasks(model.name))
 
     def _is_allowed(self, name: str, allowed: frozenset[str]) -> bool:
         if name in allowed:

@@ -3,12 +3,14 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from cache_affinity.diagnosis import PrefixDiagnosis
 from engines.contract import Headers
 from gateway.admission import Dispatch
 from gateway.answer import ClientAnswer
 from gateway.auth import Directory
 from gateway.bulk_runs import BulkRuns
 from gateway.fleet import Fleet
+from gateway.gossip import Gossip
 from gateway.isolation import CacheIsolation
 from gateway.kv_streams import KvStreams
 from gateway.ledger import Journal
@@ -33,7 +35,7 @@ class Parts:
     `settings`: those in force; a reload puts others in their place, so ask at every use. What is in `models` and
     `dispatch` follows it. The rest never changes.
 
-    `peers`: the other gateways, None where this one shares nothing.
+    `peers`: the other gateways, None where this one shares nothing; `gossip`: what is told between them, if anything.
     """
 
     settings: Settings
@@ -50,11 +52,13 @@ class Parts:
     outputs: OutputEstimates
     seats: SeatControl
     bulk_runs: BulkRuns
+    prefixes: PrefixDiagnosis
     recorder: Recorder
     journal: Journal
     clock: Callable[[], float]
     unix: Callable[[], float]
     peers: Peers | None = None
+    gossip: Gossip | None = None
 
 
 @dataclass(slots=True)

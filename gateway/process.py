@@ -22,6 +22,7 @@ import uvloop
 from gateway import server
 from gateway.announced import Announcement
 from gateway.app import Gateway
+from gateway.gossip import Line
 from gateway.isolation import opened_claims
 from gateway.ledger import opened_books
 from gateway.settings import ConfigError, Settings, load
@@ -77,7 +78,7 @@ async def _run(settings: Settings, home: Path, control: Path, *, port: int, numb
         contextlib.AsyncExitStack() as leases,
     ):
         peers = _peers(settings) if settings.store.is_shared else None
-        gateway = Gateway(settings, store, peers, claims, books)
+        gateway = Gateway(settings, store, peers, claims, books, line=_line(settings))
         await gateway.parts.directory.refresh()
         await gateway.recount()
         gateway.parts.fleet.announce(workers)
@@ -99,6 +100,15 @@ def _peers(settings: Settings) -> "RedisPeers":
     from gateway.redis_peers import RedisPeers  # one process with SQLite loads nothing of it
 
     return RedisPeers(settings.store.url)
+
+
+def _line(settings: Settings) -> Line | None:
+    """Where gateways tell each other of routing; None where there are no others, or they shall not."""
+    if not (settings.store.is_shared and settings.gateway.gossip):
+        return None
+    from gateway.redis_gossip import RedisLine
+
+    return RedisLine(settings.store.url)
 
 
 async def _serve(

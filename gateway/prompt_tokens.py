@@ -6,6 +6,8 @@ tokens, and routing goes by the shadow. The only module of the gateway that know
 """
 
 import asyncio
+import time
+from collections import Counter
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -22,6 +24,10 @@ FAKE = "fake"  # the vocabulary of the fake engine, instead of a path
 LONG_BYTES = 4096  # chosen: half a millisecond of tokenising at most is done on the loop
 _THREADS = 2
 _MAX_TOKENS = 4 << 20  # of a prompt; the engine has its own bound
+_RENDER_LIMIT_S = 0.5  # of a chat template; chosen: real ones take a millisecond
+# A template comes with a file from elsewhere. One that has taken so long for so many short prompts, which are rendered
+# on the loop, is not asked any more; CPU time, since a busy machine is not its fault. Chosen.
+_SLOW_S, _MAX_SLOW = 0.1, 3
 _CHAT_FIELDS = (
     "messages", "tools", "tool_choice", "parallel_tool_calls", "reasoning_effort", "chat_template_kwargs", "documents",
     "add_generation_prompt", "continue_final_message",
@@ -52,6 +58,7 @@ class PromptTokens:
     def __init__(self, source_of: Callable[[str], str]) -> None:
         self._source_of = source_of
         self._ready: dict[str, Conversations | None] = {}  # None: being read, or it cannot be used
+        self._num_slow: Counter[str] = Counter()
         self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="tokens")
 
     def __repr__(self) -> str:
@@ -66,7 +73,9 @@ class PromptTokens:
             reading.add_done_callback(lambda done: self._have(source, done))
 
     async def chain(self, model: str, request: InferenceRequest, cache_salt: str) -> TokenChain | None:
-        """The tokens of one prompt of a tenant; None where they cannot be known here."""
+        """The tokens of one prompt of a tenant; None where they cannot be known here, or are of no use."""
+        if request.inputs is not None:
+            return None
         text: str | None = None
         if request.surface is Surface.COMPLETIONS:
             prompt = _one_prompt(request)
@@ -75,7 +84,8 @@ class PromptTokens:
             if not isinstance(prompt, str):
                 return TokenChain(pack(prompt), salt=salt_digest(cache_salt))
             text = prompt
-        found = self._ready.get(self._source_of(model))
+        source = self._source_of(model)
+        found = self._ready.get(source)
         if found is None:
             self.expect(model)
             return None
@@ -84,9 +94,21 @@ class PromptTokens:
             tokens = found.chat(request.fields) if text is None else found.text(text)
             return pack(tokens) if tokens is not None else None
 
-        is_long = request.prompt_bytes > LONG_BYTES
-        packed = await asyncio.get_running_loop().run_in_executor(self._pool, work) if is_long else work()
+        if request.prompt_bytes > LONG_BYTES:
+            packed = await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        else:
+            started = time.thread_time()
+            packed = work()
+            if time.thread_time() - started > _SLOW_S:
+                self._count_slow(source)
         return TokenChain(packed, salt=salt_digest(cache_salt)) if packed is not None else None
+
+    def _count_slow(self, source: str) -> None:
+        """A short prompt has held up the loop."""
+        self._num_slow[source] += 1
+        if self._num_slow[source] == _MAX_SLOW:
+            self._ready[source] = None
+            logs.get().warning("tokens.too_slow", source=source)
 
     def close(self) -> None:
         """End the threads; what is being tokenised is of no use any more."""
@@ -132,7 +154,9 @@ class _Worker:
         from engines.worker.prompts import PromptBuilder
 
         try:
-            self._builder = PromptBuilder(model, vocab_size, _MAX_TOKENS, adds_bos=adds_bos)
+            self._builder = PromptBuilder(
+                model, vocab_size, _MAX_TOKENS, adds_bos=adds_bos, render_limit_s=_RENDER_LIMIT_S
+            )
         except BrokenTemplate as error:
             raise UnknownVocabulary(str(error)) from error
 

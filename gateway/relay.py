@@ -126,9 +126,13 @@ class Relay(ABC):
             return
         if self._refusal is not None:
             status, headers, parts = self._refusal
-            self._fail(refusal(status, headers, b"".join(parts)))
+            self._fail(self._refused(status, headers, b"".join(parts)))
             return
         self._end()
+
+    def _refused(self, status: int, headers: Headers, body: bytes) -> ReplicaError:
+        """What an engine's status means."""
+        return refusal(status, headers, body)
 
     def _end(self) -> None:
         try:

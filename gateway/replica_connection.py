@@ -5,6 +5,7 @@ from typing import Protocol
 
 from engines.contract import EngineAdapter, LoadReport
 from engines.upstream import Upstream
+from gateway.abilities import Abilities
 from routing.health import ProbeHistory
 
 
@@ -27,7 +28,7 @@ class ReplicaConnection:
 
     `probing`: connections for probes alone, which so neither wait behind requests nor count as requests.
     `relays`: the attempts under way. `heard_at`: when one that has ended last got something. `kv_events`: see
-    `kv_sources`. `tokenizer`: see `prompt_tokens`.
+    `kv_sources`. `tokenizer`: see `prompt_tokens`. `abilities`: what it serves.
     """
 
     adapter: EngineAdapter
@@ -43,6 +44,17 @@ class ReplicaConnection:
     is_retired: bool = False
     kv_events: str = ""
     tokenizer: str = ""
+    abilities: Abilities = field(default_factory=Abilities)
+
+    @property
+    def surfaces(self) -> frozenset[str]:
+        """What it serves, as far as is known."""
+        return self.abilities.surfaces(self.adapter)
+
+    @property
+    def tasks(self) -> frozenset[str] | None:
+        """What its model does, None where nobody says."""
+        return self.abilities.tasks(self.adapter)
 
     @property
     def last_heard_at(self) -> float | None:

@@ -10,9 +10,12 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta, Raw
 
+from engines.adapters import surfaces
 from gateway.errors import ClientError
 from gateway.fields import reader, top_level, typed
+from gateway.inputs import read_inputs
 from gateway.prompt import TokenId, chat_prompt, completion_prompt
+from gateway.wanted import Inputs
 from policies.lane import Lane
 
 
@@ -21,6 +24,14 @@ class Surface(Enum):
 
     CHAT = "/v1/chat/completions"
     COMPLETIONS = "/v1/completions"
+    EMBEDDINGS = surfaces.EMBEDDINGS
+    RERANK = surfaces.RERANK
+    SCORE = surfaces.SCORE
+    TOKENIZE = surfaces.TOKENIZE
+    DETOKENIZE = surfaces.DETOKENIZE
+
+
+GENERATING = (Surface.CHAT, Surface.COMPLETIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +42,8 @@ class InferenceRequest:
     piece a tool block or message. `home_segments`: how many of them all turns of a conversation share (up to the
     first user message): they choose a cold prompt's home. `num_choices`: answers to one request, `n` for each prompt.
     `tier_lane`: what `service_tier` asks for. `max_output_tokens`: for all choices. `home_hint`: what the client says
-    belongs together (`prompt_cache_key`, else `session_id`), as it spelled it; empty for nothing usable.
+    belongs together (`prompt_cache_key`, else `session_id`), as it spelled it; empty for nothing usable. `inputs`: what
+    is asked of a surface that generates no text; None of one that does. Then there are no segments, and never a stream.
     """
 
     surface: Surface
@@ -45,6 +57,7 @@ class InferenceRequest:
     max_output_tokens: int | None
     tier_lane: Lane | None
     home_hint: bytes = b""
+    inputs: Inputs | None = None
 
     @property
     def prompt_bytes(self) -> int:
@@ -106,15 +119,15 @@ def read(surface: Surface, body: bytes) -> InferenceRequest:
         raise ClientError("model must be a string that names a model; GET /v1/models lists them", param="model")
     if len(model) > MAX_MODEL_CHARS:
         raise ClientError(f"model may have at most {MAX_MODEL_CHARS} characters", param="model")
+    if surface not in GENERATING:
+        return _read_inputs(surface, model, fields)
     _check_numbers(fields)
     _check_stop(fields)
     options = typed(fields, "stream_options", _options)
     is_streaming = bool(typed(fields, "stream", _flag))
     if options is not None and not is_streaming:
         raise ClientError("stream_options is only allowed when stream is true", param="stream_options")
-    tier = typed(fields, "service_tier", _tier)
-    if tier and tier not in _LANE_OF_TIER:
-        raise ClientError(f"service_tier must be one of {', '.join(_LANE_OF_TIER)}", param="service_tier")
+    tier_lane = _tier_lane(fields)
     prompt = chat_prompt(fields) if surface is Surface.CHAT else completion_prompt(fields)
     num_choices = prompt.num_prompts * (typed(fields, "n", _count) or 1)
     return InferenceRequest(
@@ -127,9 +140,33 @@ def read(surface: Surface, body: bytes) -> InferenceRequest:
         wants_usage=bool(options and options.include_usage),
         num_choices=num_choices,
         max_output_tokens=_output_bound(fields, prompt.num_prompts),
-        tier_lane=_LANE_OF_TIER.get(tier or ""),
+        tier_lane=tier_lane,
         home_hint=_home_hint(fields),
     )
+
+
+def _read_inputs(surface: Surface, model: str, fields: dict[str, Raw]) -> InferenceRequest:
+    inputs = read_inputs(surface.value, fields)
+    return InferenceRequest(
+        surface=surface,
+        model=model,
+        fields=fields,
+        segments=(),
+        home_segments=0,
+        is_streaming=False,
+        wants_usage=False,
+        num_choices=1,
+        max_output_tokens=0,
+        tier_lane=_tier_lane(fields),
+        inputs=inputs,
+    )
+
+
+def _tier_lane(fields: dict[str, Raw]) -> Lane | None:
+    tier = typed(fields, "service_tier", _tier)
+    if tier and tier not in _LANE_OF_TIER:
+        raise ClientError(f"service_tier must be one of {', '.join(_LANE_OF_TIER)}", param="service_tier")
+    return _LANE_OF_TIER.get(tier or "")
 
 
 class _Asked(msgspec.Struct):

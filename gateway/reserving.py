@@ -16,11 +16,12 @@ from engines.contract import Headers, ReplicaError
 from gateway.errors import ClientError, Refused
 from gateway.limit_headers import limit_headers
 from gateway.outcome import Outcome
-from gateway.owed import Done, Owed, done
+from gateway.owed import NOTHING, Done, Owed, done
 from gateway.parts import Call, Parts
 from gateway.relay import Relayed
 from gateway.settings import ModelSection
 from gateway.tenant_ratios import TenantRatios
+from gateway.wanted import Inputs
 from policies.in_flight import Unit
 from policies.lane import Lane
 from policies.meters import Moment
@@ -76,8 +77,8 @@ class Reserving:
 class Held(Struct, eq=False):
     """One request's share. Leaving the `with` block settles it, or undoes it if the request never had a turn.
 
-    `reservation`: set when the request has arrived; `ratio`, `prompt_*`: when it is read. `is_counted`: the prompt's
-    tokens are known, not estimated.
+    `reservation`: set when the request has arrived; `ratio`, `prompt_*`, `inputs`: when it is read. `is_counted`: the
+    prompt's tokens are known, not estimated.
     """
 
     parts: Parts
@@ -94,6 +95,7 @@ class Held(Struct, eq=False):
     prompt_tokens: int = 0
     is_counted: bool = False
     expected_output: int = 0
+    inputs: Inputs | None = None
     seen: Moment = _NEVER
 
     async def reserve_again(self, rejected: Rejected, moment: Moment) -> Reservation:
@@ -112,12 +114,21 @@ class Held(Struct, eq=False):
         """
         parts, story, model, reservation = self.parts, self.call.story, query.model, self.reservation
         assert reservation is not None, "it has arrived"
+        assert story.request is not None, "it is read"
+        self.inputs = inputs = story.request.inputs
+        if inputs is not None and inputs.is_free:
+            story.reserved_tokens = 0
+            return
         self.ratio = ratio = self.ratios.of(self.tenant.project_id, model, parts.router.ratios)
-        self.prompt_bytes = query.key.total_bytes
-        self.is_counted = query.tokens is not None
-        prompt = ratio.tokens(self.prompt_bytes) if query.tokens is None else query.tokens.num_tokens
+        known = _counted(query, inputs)
+        self.is_counted = known is not None
+        # The size of a list of tokens is made of their number: it teaches nothing of this tenant's texts.
+        self.prompt_bytes = query.key.total_bytes if inputs is None or known is None else 0
+        prompt = ratio.tokens(self.prompt_bytes) if known is None else known
         self.prompt_tokens = prompt = prompt or 1
-        output = parts.outputs.expected(self.tenant.project_id, self.lane, query.max_output_tokens, model)
+        output = 0
+        if inputs is None:
+            output = parts.outputs.expected(self.tenant.project_id, self.lane, query.max_output_tokens, model)
         self.model = model
         self.expected_output = output
         story.reserved_tokens = prompt + output
@@ -204,7 +215,9 @@ class Held(Struct, eq=False):
         assert self.reservation is not None, "it has arrived"
         story = self.call.story
         relayed = story.relayed
-        if relayed is None or relayed.usage is not None:
+        if self.inputs is not None and self.inputs.is_free:
+            found = NOTHING
+        elif relayed is None or relayed.usage is not None:
             found = done(story.owed, story.decision, relayed, 0, 0, is_complete=is_complete)
             if relayed is not None and relayed.usage is not None and is_complete and self.ratio is not None:
                 self.ratio.observe(self.prompt_bytes, relayed.usage.prompt_tokens)
@@ -215,7 +228,7 @@ class Held(Struct, eq=False):
         story.done = found
         story.charged_tokens = self.reservation.charge(work, nanousd, moment)
         story.cost_nanousd = nanousd
-        if found.is_estimated and is_complete:  # reported work teaches where it is settled
+        if found.is_estimated and is_complete and self.inputs is None:  # reported work teaches where it is settled
             self.parts.outputs.observe(self.tenant.project_id, self.lane, work.output_tokens, self.model)
 
     def _estimated(self, relayed: Relayed, *, is_complete: bool) -> Done:
@@ -228,6 +241,13 @@ class Held(Struct, eq=False):
 
     def _moment(self) -> Moment:
         return Moment(self.parts.clock(), self.parts.unix())
+
+
+def _counted(query: RouteQuery, inputs: Inputs | None) -> int | None:
+    """How many tokens are to be read, where somebody counted them."""
+    if query.tokens is not None:
+        return query.tokens.num_tokens
+    return inputs.num_tokens if inputs is not None else None
 
 
 def _patience_s(rejected: Rejected) -> float:

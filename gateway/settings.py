@@ -33,7 +33,8 @@ class Section(BaseModel):
 class GatewaySection(Section):
     """Listeners and limits of the gateway. `drain_s`: how long open streams may take to end after SIGTERM.
 
-    `processes`: gateway processes on the same port; more than one needs a store that is shared.
+    `processes`: gateway processes on the same port; more than one needs a store that is shared. `gossip`: with such a
+    store, whether gateways tell each other where prompts went and what they learned, so that together they hit as one.
     """
 
     host: str = "127.0.0.1"
@@ -44,6 +45,7 @@ class GatewaySection(Section):
     max_body_mb: Annotated[float, Field(gt=0, le=1024)] = 16
     drain_s: Annotated[float, Field(ge=0, le=86400)] = 30
     max_connections: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
+    gossip: bool = True
 
 
 class StoreSection(Section):
@@ -133,7 +135,9 @@ class ReplicaSection(Section):
     `shared_cache`: what if the engine knows no cache salt: `refuse` gives it to one tenant alone, `accept` to all,
     whose response times and cached tokens then tell what others asked. `kv_events`: `off`, `discover` (ask the engine
     where it publishes them) or `tcp://host:port`, with `,tcp://host:port` behind it for its replay socket; empty: our
-    own workers are asked, others not.
+    own workers are asked, others not. `tasks`: what its model does, `generate`, `embed` (texts) or `score` (pairs, so
+    that it ranks); none given: our own workers tell, a hosted provider is taken to generate and embed, others anything
+    until they show that they cannot.
     """
 
     name: Name
@@ -147,6 +151,7 @@ class ReplicaSection(Section):
     priority: bool = False
     shared_cache: Literal["refuse", "accept"] = "refuse"
     kv_events: KvEvents = ""
+    tasks: tuple[Literal["generate", "embed", "score"], ...] = ()
 
     @model_validator(mode="after")
     def _the_engine_knows_it(self) -> Self:
@@ -170,7 +175,9 @@ class WorkerSection(Section):
 
     `host_kv_mb`: MiB of host memory in which each keeps KV that it must evict; none given: an eighth of what is free at
     the start, shared among all workers, at most 1024 each. `speculation`: whether tokens are guessed ahead; none given:
-    by n-grams, but not by the fake engine.
+    by n-grams, but not by the fake engine. `embeddings`: a model that generates serves embeddings too, the mean of its
+    vectors; a file that only embeds or ranks needs no setting. `eviction`: which idle KV goes first: `lru`, what was
+    not used for longest, or `slru`, what was used only once.
     """
 
     model: Name
@@ -180,7 +187,9 @@ class WorkerSection(Section):
     max_seqs: Annotated[int, Field(ge=1, le=128)] = 8
     kv_tokens: Annotated[int, Field(ge=256, le=10_000_000)] = 16_384
     host_kv_mb: Annotated[int, Field(ge=0, le=1 << 20)] | None = None
+    eviction: Literal["lru", "slru"] = "lru"
     speculation: Literal["off", "ngram"] | None = None
+    embeddings: bool = False
     threads: Annotated[int, Field(ge=1, le=1024)] | None = None
     labels: dict[str, str] = {}
 

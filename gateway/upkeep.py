@@ -31,8 +31,9 @@ async def kept_up(parts: Parts, *others: Keeper) -> AsyncIterator[None]:
         partial(_tidy, parts),
         partial(_steer, parts),
     )
+    gossip: tuple[Keeper, ...] = () if parts.gossip is None else (partial(parts.gossip.run, parts.directory),)
     async with asyncio.TaskGroup() as group:
-        keepers = [group.create_task(keep()) for keep in own + others]
+        keepers = [group.create_task(keep()) for keep in own + gossip + others]
         try:
             yield
         finally:

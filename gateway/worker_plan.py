@@ -66,7 +66,9 @@ def plan_workers(
                     max_seqs=section.max_seqs,
                     kv_tokens=section.kv_tokens,
                     host_kv_mb=_host_kv_mb(section, host_kv_mb),
+                    eviction=section.eviction,
                     speculation=section.speculation,
+                    embeddings=section.embeddings,
                     threads=section.threads or threads,
                     labels=tuple(sorted(section.labels.items())),
                 )

@@ -24,6 +24,16 @@ READ_AT_SCRAPE = (
     _gauge("gateways", "living gateways, with a shared store"),
     _gauge("gateways_degraded", "gateways whose lease has run out: the shared store is away"),
     _gauge("limits_degraded", "gateways that decide limits without the shared store"),
+    _gauge("gateways_deaf", "gateways that hear none of the others, though there are some"),
+    _counter("gossip_sent", "messages told to the other gateways: where prompts went, load, what was learned"),
+    _counter("gossip_sent_bytes", "bytes of them"),
+    _counter("gossip_heard", "messages of other gateways that were taken in"),
+    _counter(
+        "gossip_dropped",
+        "not told for want of `room` (notes) or `unsent` (messages the store did not take); of others not taken in: "
+        "`malformed`, of another `version` or installation (`stranger`), `late` or repeated, and `lost` on the way",
+        "reason",
+    ),
     _gauge("config_generation", "how often other settings came into force, from 1 at the start"),
     _gauge("config_refused", "1 while the last reading of the configuration was refused"),
     _gauge("ledger_waiting", "requests written down that the ledger does not have yet"),

@@ -55,21 +55,24 @@ class RedisLink:
         self,
         url: str,
         *,
-        call_s: float = CALL_S,
+        call_s: float | None = None,
         wait_s: float = WAIT_S,
         num_connections: int = NUM_CONNECTIONS,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Connect at the first call. Raises `StoreError` for a URL that is none of `SCHEMES`."""
+        """Connect at the first call. `call_s`: by default `CALL_S`.
+
+        Raises `StoreError` for a URL that is none of `SCHEMES`.
+        """
         address = parse_address(url)
         self.name = address.name
-        self.call_s = call_s
+        self.call_s = CALL_S if call_s is None else call_s
         self.is_cluster = address.layout is Layout.CLUSTER
         self._wait_s = wait_s
         self._clock = clock
         self._faults: dict[Place | None, _Faults] = {}
         self._free = asyncio.Semaphore(num_connections)
-        self._servers = Servers(address, num_connections, call_s)
+        self._servers = Servers(address, num_connections, self.call_s)
 
     @property
     def num_faults(self) -> int:

@@ -42,6 +42,7 @@ VERDICTS: dict[Fault, Verdict] = {
     Fault.BACKPRESSURE: Verdict.BACKPRESSURE,
     Fault.CLIENT: Verdict.NEUTRAL,
     Fault.PROTOCOL: Verdict.FAULT,
+    Fault.UNSERVED: Verdict.NEUTRAL,
 }
 
 

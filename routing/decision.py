@@ -170,6 +170,7 @@ class Absence(Enum):
     TRIED = "every replica of this model was tried"
     NOT_ALLOWED = "every replica of this model has a cache that belongs to another tenant"
     NOT_LABELLED = "no replica of this model has the labels of this lane"
+    UNFIT = "no replica of this model serves this endpoint"
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,6 +16,7 @@ class Rejection(Enum):
     EXCLUDED = "already tried"
     NOT_ALLOWED = "not for this tenant"
     NOT_LABELLED = "not one of the lane's replicas"
+    UNFIT = "does not serve this endpoint"
     ASIDE = "asked to be left alone"
     FAILING = "failing"
     NO_SEAT = "no free seat in the lane"
@@ -35,7 +36,7 @@ def fitting(
     fit: list[Replica] = []
     filtered: list[tuple[str, Rejection]] = []
     rank = query.lane.rank
-    is_plain = not (query.excluded or query.labels or query.barred)
+    is_plain = not (query.excluded or query.labels or query.barred or query.needs)
     for replica in replicas:
         breaker, spec = replica.breaker, replica.spec
         if (
@@ -71,12 +72,19 @@ def rejection(replica: Replica, query: RouteQuery, may_use: MayUse | None, now: 
     domain = query.cache_domain or query.project_id
     if may_use is not None and not (spec.capabilities.cache_salt or may_use(domain, spec)):
         return Rejection.NOT_ALLOWED
-    if query.labels and not query.labels <= spec.labels.items():
-        return Rejection.NOT_LABELLED
+    misfit = _misfit(spec, query)
+    if misfit is not None:
+        return misfit
     breaker = replica.breaker
     if not breaker.can_try(now):
         return Rejection.ASIDE if breaker.is_aside(now) else Rejection.FAILING
     return _missing_seat(replica, query)
+
+
+def _misfit(spec: ReplicaSpec, query: RouteQuery) -> Rejection | None:
+    if query.labels and not query.labels <= spec.labels.items():
+        return Rejection.NOT_LABELLED
+    return None if spec.serves(query.needs) else Rejection.UNFIT
 
 
 def _missing_seat(replica: Replica, query: RouteQuery) -> Rejection | None:

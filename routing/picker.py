@@ -1,9 +1,9 @@
 """Which of the scored candidates gets the request: the cheapest one, and the home by hash among equally cheap ones.
 
-The cheapest is the one that answers first, with a price on what the request costs others there: reading a prompt again
-delays whoever comes next, and a replica with far more requests than the others slows them all. So a hit is given up
-only where it costs more than reading the prompt twice. That is how a hot prefix comes to lie on more replicas, and a
-request that is moved moves no other.
+The cheapest is the one that answers first, with a price on what the request costs others: reading a prompt again delays
+whoever comes next, the more of them the more are waiting, and a replica with far more requests than the others slows
+them all. So a hit is given up only where waiting costs more than reading the prompt twice, and more than that where the
+pool is busy. That is how a hot prefix comes to lie on more replicas, and a request that is moved moves no other.
 """
 
 from collections.abc import Sequence
@@ -14,28 +14,29 @@ from routing.decision import Why
 from routing.replica import ROW_TOKENS, Replica
 from routing.ring import heaviest, place, works_of
 from routing.scorers import Row, useful_tokens
+from routing.usual import Usual
 
-OTHERS_SHARE = 1.5  # measured: what reading a prompt token costs those who come after, in its own reading time
 MEETING_SHARE = 0.125  # of its seats: so many requests may meet on a replica whatever the others have to do,
 CROWD_FACTOR = 1.25  # and so many times as many as the replica with fewest has; beyond that it is crowded,
-CROWD_TOKENS = 256  # and n further requests count like a prompt of n² times this many tokens; chosen
+CROWD_TOKENS = 128  # and n further requests count like a prompt of n² times this many tokens; measured
 TIE_MS, TIE_SHARE = 2.0, 0.05  # prices this close are the same
 
 Pick = tuple[int, Why, int]  # (index of the chosen, the rule, index of the one passed over or of the chosen)
 
 
 def pick(
-    key: PrefixKey, prompt_tokens: int, replicas: Sequence[Replica], rows: Sequence[Row], *, feels_bulk: bool = True
-) -> Pick:
+    key: PrefixKey, prompt_tokens: int, replicas: Sequence[Replica], rows: Sequence[Row], usual: Usual, *,
+    feels_bulk: bool = True,
+) -> Pick:  # fmt: skip
     """The choice among one or more replicas that may take the request. Pure: the same inputs, the same choice.
 
-    `rows`: parallel to `replicas`. Of equally cheap replicas those that hold most; of these, if it is of use, the
-    one with the least work, else the prompt's home within its share of the work.
+    `rows`: parallel to `replicas`. `usual`: of their model. Of equally cheap replicas those that hold most; of these,
+    if it is of use, the one with the least work, else the prompt's home within its share of the work.
     """
     hits, useful = [row[2] for row in rows], useful_tokens(prompt_tokens)
     most_held = max(hits)
     is_useful = most_held >= useful
-    prices, is_crowded = prices_of(replicas, rows, counts_hits=is_useful)
+    prices, is_crowded = prices_of(replicas, rows, usual.others_ms(rows), counts_hits=is_useful)
     least = min(prices)
     limit = least + TIE_MS + TIE_SHARE * least
     tied = [index for index, price in enumerate(prices) if price <= limit]
@@ -60,13 +61,15 @@ def pick(
 
 
 def prices_of(
-    replicas: Sequence[Replica], rows: Sequence[Row], *, counts_hits: bool = True
+    replicas: Sequence[Replica], rows: Sequence[Row], others_ms: float, *, counts_hits: bool = True
 ) -> tuple[list[float], bool]:
-    """(the price of each candidate in milliseconds, whether some replica is crowded)."""
-    share = OTHERS_SHARE
-    prices = [row[12] + share * row[5] * row[8] for row in rows]
+    """(the price of each candidate in milliseconds, whether some replica is crowded).
+
+    `others_ms`: for each prompt token that is read, wherever it is.
+    """
+    prices = [row[12] + others_ms * row[5] for row in rows]
     if not counts_hits:
-        prices = [price + (1 + share) * row[2] * row[8] for price, row in zip(prices, rows, strict=True)]
+        prices = [price + row[2] * (row[8] + others_ms) for price, row in zip(prices, rows, strict=True)]
     flying = [row[7] for row in rows]
     most, least = max(flying), min(flying)
     if most <= CROWD_FACTOR * least + 1:

@@ -5,7 +5,6 @@ Counters change when a lease begins, has read its prompt, or ends, and never by 
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
 
 from cache_affinity.capacity import CapacityFactor
 from cache_affinity.holders import Holders
@@ -19,6 +18,8 @@ from routing.replica import MOVES, ROW_TOKENS, Replica, ReplicaSpec, ReplicaStat
 from routing.scorers import tokens_ahead
 from routing.step_model import Gaps, MeanRows
 from routing.ttft import TtftModel
+from routing.unseen import Unseen
+from routing.watchers import LeaseWatcher, Teller
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,28 +30,17 @@ class PoolSettings:
     kv_tokens: int = 131_072
 
 
-class LeaseWatcher(Protocol):
-    """Whoever sets lane seats by what is leased (`SeatControl`). Called after the counters changed."""
-
-    def began(self, lease: Lease) -> None:
-        """A seat was given."""
-        ...
-
-    def decoding(self, lease: Lease) -> None:
-        """The lease's prompt is read, or will not be; once a lease, before `ended`."""
-        ...
-
-    def ended(self, lease: Lease) -> None:
-        """The seat came back; once a lease."""
-        ...
-
-
 class ReplicaPool:
-    """Replicas by name and by model. `watcher`: told of every lease, if set. `holders`: of all shadows together."""
+    """Replicas by name and by model. `watcher`: told of every lease, if set. `holders`: of all shadows together.
+
+    `teller`: tells other gateways, if there may be some; `unseen`: what they may have done meanwhile.
+    """
 
     def __init__(self, settings: PoolSettings | None = None) -> None:
         self.settings = settings or PoolSettings()
         self.watcher: LeaseWatcher | None = None
+        self.teller: Teller | None = None
+        self.unseen = Unseen()
         self._replicas: dict[str, Replica] = {}
         self._by_model: dict[str, tuple[Replica, ...]] = {}
         self._usual: dict[str, TtftModel] = {}  # by model, of all replicas together
@@ -143,13 +133,14 @@ class ReplicaPool:
         ahead = tokens_ahead(replica, decision.uncached_tokens, feels_bulk=decision.lane is Lane.BULK)
         lease = Lease(
             self, replica, decision.lane, now=now, uncached_tokens=decision.uncached_tokens, tokens_ahead=ahead,
-            rows_ahead=replica.num_in_flight - replica.hidden_in_flight,
+            rows_ahead=replica.num_flying - replica.hidden_in_flight,
             unread_ahead=replica.outstanding_tokens - replica.hidden_tokens,
             reading_s=_reading_s(replica, ahead, decision.uncached_tokens),
             probe=replica.breaker.begin(now),
         )  # fmt: skip
         replica.in_flight[decision.lane.rank] += 1
         replica.num_in_flight += 1
+        replica.num_flying += 1
         replica.outstanding_tokens += lease.uncached_tokens
         replica.work_tokens += lease.uncached_tokens + ROW_TOKENS
         if lease.is_hidden:
@@ -157,6 +148,8 @@ class ReplicaPool:
             replica.hidden_tokens += lease.uncached_tokens
             replica.hidden_work += lease.uncached_tokens + ROW_TOKENS
         lease.insertion = replica.shadow.insert(decision.key, now)
+        if self.teller is not None:
+            self.teller.placed(lease, decision.key)
         replica.steps.note_prompt(lease.uncached_tokens)
         self._num_leases += 1
         if self.watcher is not None:
@@ -178,6 +171,7 @@ class ReplicaPool:
         replica = lease.replica
         replica.in_flight[lease.lane.rank] -= 1
         replica.num_in_flight -= 1
+        replica.num_flying -= 1
         replica.work_tokens -= ROW_TOKENS
         if lease.is_hidden:
             replica.hidden_in_flight -= 1
@@ -217,13 +211,23 @@ class ReplicaPool:
     def learn_ttft(self, lease: Lease, uncached_tokens: int, ttft_s: float) -> None:
         """Take in a time to first token, from dispatch, of a prompt that had `uncached_tokens` to be computed."""
         if lease.is_current and not lease.is_hidden:  # how long bulk was left out says nothing of how fast it reads
-            replica, num_tokens = lease.replica, lease.tokens_ahead + uncached_tokens
-            replica.ttft.observe(num_tokens, ttft_s)
-            self._usual.setdefault(replica.spec.model, TtftModel()).observe(num_tokens, ttft_s)
-            self._assume(replica.spec.model)
+            self.observe_ttft(lease.replica, lease.tokens_ahead + uncached_tokens, ttft_s)
             if not lease.unread_ahead:
-                replica.steps.learn_ttft(uncached_tokens, lease.rows_ahead, ttft_s, lease.begun_at + ttft_s)
-            _price_rows(replica)
+                lease.replica.steps.learn_ttft(uncached_tokens, lease.rows_ahead, ttft_s, lease.begun_at + ttft_s)
+            lease.replica.price_rows()
+
+    def observe_ttft(self, replica: Replica, num_tokens: int, ttft_s: float) -> None:
+        """Take in a time to first token with `num_tokens` to be read before it, whichever gateway saw it."""
+        replica.ttft.observe(num_tokens, ttft_s)
+        self._usual.setdefault(replica.spec.model, TtftModel()).observe(num_tokens, ttft_s)
+        self._assume(replica.spec.model)
+
+    def adopted_ttft(self, replica: Replica) -> None:
+        """What others have learned of one replica is the first guess for the rest of its model, too."""
+        usual, (rates, bases) = self._usual.setdefault(replica.spec.model, TtftModel()), replica.ttft.weights
+        usual.adopt_rate(replica.ttft.ms_per_token, min(rates, 1))
+        usual.adopt_base(replica.ttft.base_ms, min(bases, 1))
+        self._assume(replica.spec.model)
 
     def _assume(self, model: str) -> None:
         """Replicas that nothing was learned of are taken to be like the others of their model."""
@@ -237,7 +241,7 @@ class ReplicaPool:
         if lease.row_mark is None or not lease.is_current:
             return None
         rows = lease.replica.steps.learn_gaps(lease.row_mark, gaps, now)
-        _price_rows(lease.replica)
+        lease.replica.price_rows()
         return rows
 
     def set_lane_seats(self, name: str, *, standard: int, bulk: int, may_start_bulk: bool = True) -> bool:
@@ -286,14 +290,8 @@ class ReplicaPool:
         self._factors = {kind: factor for kind, factor in self._factors.items() if kind in kinds}
 
 
-def _price_rows(replica: Replica) -> None:
-    """Take over what a row costs once both sides of the comparison are learned."""
-    if replica.ttft.is_rate_learned and replica.steps.num_observations:
-        replica.row_tokens = replica.steps.row_tokens(replica.ttft.ms_per_token)
-
-
 def _reading_s(replica: Replica, tokens_ahead: int, uncached_tokens: int) -> float:
     """How long until a prompt will be read; by the steps where they are learned, for they take bulk prompts in, too."""
     if replica.spec.capabilities.leaves_bulk_out:
         return replica.ttft.predict_s(tokens_ahead + uncached_tokens)
-    return replica.steps.reading_s(replica.outstanding_tokens + uncached_tokens, replica.num_in_flight)
+    return replica.steps.reading_s(replica.outstanding_tokens + uncached_tokens, replica.num_flying)

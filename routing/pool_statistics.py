@@ -40,7 +40,7 @@ def statistics_of(replica: Replica) -> ReplicaStatistics:
     return ReplicaStatistics(
         name=replica.name, model=replica.spec.model, state=replica.state, seats=replica.spec.seats,
         in_flight={lane: replica.in_flight[lane.rank] for lane in Lane},
-        outstanding_tokens=replica.outstanding_tokens, shadow_nodes=shadow.num_nodes, shadow_bytes=shadow.held_bytes,
+        outstanding_tokens=replica.own_tokens, shadow_nodes=shadow.num_nodes, shadow_bytes=shadow.held_bytes,
         prefill_rate=replica.ttft.prefill_rate, hit_confidence=replica.confidence.value,
         bulk_seats=min(replica.bulk_seats, replica.seat_limits[Lane.BULK.rank]),
     )  # fmt: skip

@@ -16,6 +16,7 @@ class RouteQuery:
     replicas that have no seat for this tenant now, whatever the others may take there. `labels`: (name, value) pairs
     that a replica must have, where the lane is pinned to some. `cache_domain`: whose prompts may meet in one cache with
     this one; empty: the project's alone. `tokens`: the prompt's, where they are known: then exact hits are looked up.
+    `needs`: the surface that a replica must serve, where not all of the model do.
     """
 
     model: str
@@ -28,3 +29,4 @@ class RouteQuery:
     labels: AbstractSet[tuple[str, str]] = frozenset()
     cache_domain: str = ""
     tokens: TokenChain | None = None
+    needs: str = ""

@@ -1,6 +1,10 @@
-"""The gateway's view of one engine instance. Everybody may read a replica; only `pool` changes one."""
+"""The gateway's view of one engine instance. Everybody may read a replica; only `pool` changes one.
+
+What other gateways have under way there, `gossip_hearing` adds to its load.
+"""
 
 from collections.abc import Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -41,6 +45,7 @@ class ReplicaSpec:
     engines that leave bulk out of their steps; None: bulk shares `seats`. `kv_tokens`: tokens its KV cache holds, if
     known. `generation`: differs after each restart of its process (any number; only a change means something).
     `is_cache_shared`: the operator accepts that tenants share its prefix cache, where the engine cannot separate them.
+    `surfaces`: those it serves, None where that is not known.
     """
 
     name: str
@@ -54,6 +59,11 @@ class ReplicaSpec:
     generation: int = 0
     bulk_seats: int | None = None
     is_cache_shared: bool = False
+    surfaces: AbstractSet[str] | None = None
+
+    def serves(self, surface: str) -> bool:
+        """Whether a request that needs this surface may be sent there; empty: any may."""
+        return not surface or self.surfaces is None or surface in self.surfaces
 
     @property
     def kind(self) -> tuple[str, str, int | None]:
@@ -64,10 +74,12 @@ class ReplicaSpec:
 class Replica:
     """One engine instance with its load, health and what it is believed to hold.
 
-    `in_flight`: open leases by lane rank. `outstanding_tokens`: uncached prompt tokens given to it and not read yet.
-    `work_tokens`: outstanding tokens plus `ROW_TOKENS` for each open lease; what load is judged by. The three
-    `hidden_…`: how much of rows in flight, outstanding and work is bulk that the engine leaves out of people's steps,
-    which interactive and standard requests do not feel.
+    `in_flight`: open leases by lane rank, `num_in_flight`: all of them; these two are this gateway's alone, the rest of
+    its load is everybody's, as far as it is known. `num_flying`: requests there. `outstanding_tokens`: uncached prompt
+    tokens given to it and not read yet. `work_tokens`: outstanding tokens plus `ROW_TOKENS` for each request; what load
+    is judged by. The three `hidden_…`: how much of rows in flight, outstanding and work is bulk that the engine leaves
+    out of people's steps, which interactive and standard requests do not feel. `others_tokens`, `others_hidden_tokens`:
+    how much of the two is other gateways'. `learned_at`: when something was last learned of it, here or elsewhere.
     `seat_limits`: open leases below which a lane (by rank) may still be given a seat. `lane_seats`: open leases of its
     own below which it may, too; `bulk_seats`: what bulk may come to hold. `row_tokens`: what a decoding row adds to a
     step, as so many prompt tokens; learned.
@@ -84,9 +96,13 @@ class Replica:
         "in_flight",
         "joined_at",
         "lane_seats",
+        "learned_at",
         "name",
         "name_bytes",
+        "num_flying",
         "num_in_flight",
+        "others_hidden_tokens",
+        "others_tokens",
         "outstanding_tokens",
         "row_tokens",
         "seat_limits",
@@ -106,11 +122,15 @@ class Replica:
         self.joined_at = now
         self.in_flight = [0] * len(Lane)
         self.num_in_flight = 0
+        self.num_flying = 0
         self.outstanding_tokens = 0
         self.work_tokens = 0
         self.hidden_in_flight = 0
         self.hidden_tokens = 0
         self.hidden_work = 0
+        self.others_tokens = 0
+        self.others_hidden_tokens = 0
+        self.learned_at = now
         self.seat_limits = seat_limits
         self.lane_seats = UNLIMITED
         self.bulk_seats = UNLIMITED[Lane.BULK.rank]
@@ -129,6 +149,11 @@ class Replica:
             f"in_flight={flight}/{self.spec.seats} outstanding_tokens={self.outstanding_tokens} "
             f"borders={len(self.shadow)}>"
         )
+
+    @property
+    def own_tokens(self) -> int:
+        """Outstanding tokens of this gateway's requests."""
+        return self.outstanding_tokens - self.others_tokens
 
     @property
     def generation(self) -> int:
@@ -150,6 +175,22 @@ class Replica:
         beside = self.in_flight[Lane.BULK.rank] if self.spec.bulk_seats is not None else 0
         return self.seat_limits[lane.rank] - (self.num_in_flight - beside)
 
+    def price_rows(self) -> None:
+        """For who has just taught it something: take over what a row costs once both sides are learned."""
+        if self.ttft.is_rate_learned and self.steps.num_observations:
+            self.row_tokens = self.steps.row_tokens(self.ttft.ms_per_token)
+
+    def add_others(self, rows: int, tokens: int, hidden_rows: int, hidden_tokens: int) -> None:
+        """Other gateways have so much more (or, below 0, less) there; the hidden part is in it."""
+        self.num_flying += rows
+        self.outstanding_tokens += tokens
+        self.others_tokens += tokens
+        self.work_tokens += tokens + rows * ROW_TOKENS
+        self.hidden_in_flight += hidden_rows
+        self.hidden_tokens += hidden_tokens
+        self.others_hidden_tokens += hidden_tokens
+        self.hidden_work += hidden_tokens + hidden_rows * ROW_TOKENS
+
     def restart(self, now: float) -> None:
         """For `ReplicaPool` alone: its process is another one. Open leases stay counted until they end."""
         self.shadow.forget()
@@ -161,6 +202,6 @@ class Replica:
         self.lane_seats = UNLIMITED
         self.bulk_seats = UNLIMITED[Lane.BULK.rank]
         self.breaker = Breaker()
-        self.joined_at = now
+        self.joined_at = self.learned_at = now
         if self.state is not ReplicaState.DRAINING:
             self.state = ReplicaState.JOINING

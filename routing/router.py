@@ -12,7 +12,7 @@ from cache_affinity.ratio import TokenRatios
 from engines.contract import Fault
 from policies.lane import Lane
 from routing.breaker import VERDICTS, Verdict
-from routing.decision import Absence, Full, NoReplica, RouteDecision
+from routing.decision import Absence, Full, NoReplica, RouteDecision, Why
 from routing.filters import MayUse, Rejection, fitting
 from routing.lease import Lease
 from routing.picker import pick
@@ -21,9 +21,12 @@ from routing.query import RouteQuery
 from routing.replica import Replica, ReplicaState
 from routing.ring import weight
 from routing.scorers import Candidate, score
+from routing.unseen import with_unseen
+from routing.usual import Usual
 
 # The prompt was not read, so the replica does not hold it now.
-_UNREAD = frozenset({Fault.CLIENT, Fault.CONNECT, Fault.STALE, Fault.BACKPRESSURE})
+_UNREAD = frozenset({Fault.CLIENT, Fault.CONNECT, Fault.STALE, Fault.BACKPRESSURE, Fault.UNSERVED})
+_NOTHING_USUAL = Usual()  # of a model that has answered nothing yet
 _ABSENCES = (  # the reason told when no replica is left, the most hopeful first
     (Rejection.ASIDE, Absence.BUSY),
     (Rejection.FAILING, Absence.FAILING),
@@ -31,6 +34,7 @@ _ABSENCES = (  # the reason told when no replica is left, the most hopeful first
     (Rejection.NOT_READY, Absence.NONE_READY),
     (Rejection.NOT_ALLOWED, Absence.NOT_ALLOWED),
     (Rejection.NOT_LABELLED, Absence.NOT_LABELLED),
+    (Rejection.UNFIT, Absence.UNFIT),
 )
 
 
@@ -57,6 +61,7 @@ class Router:
         self.ratios = ratios
         self.settings = settings or RouterSettings()
         self._may_use = may_use
+        self._usual: dict[str, Usual] = {}  # by model
 
     @property
     def knows_exactly(self) -> bool:
@@ -81,7 +86,7 @@ class Router:
         key, best, most, heaviest = query.key, None, 0, -1
         depths = self.pool.holders.depths(key)
         for replica in self.pool.of_model(query.model):
-            if replica.state is not ReplicaState.READY:
+            if replica.state is not ReplicaState.READY or (query.needs and not replica.spec.serves(query.needs)):
                 continue
             held = depths.get(replica.name, 0)
             by_hash = weight(key.home, replica)
@@ -115,6 +120,16 @@ class Router:
             known = decision.prompt_tokens if prompt_tokens is None else prompt_tokens
             cached = decision.hit_tokens if cached_tokens is None else cached_tokens
             self.pool.learn_ttft(lease, max(0, known - cached), ttft_s)
+            if not lease.is_hidden:
+                self.usual_of(decision.model).observe(max(0, known - cached), lease.replica.ttft.ms_per_token)
+        if self.pool.teller is not None:
+            self.pool.teller.settled(
+                decision, lease, now=now, prompt_tokens=prompt_tokens, cached_tokens=cached_tokens, ttft_s=ttft_s
+            )
+
+    def usual_of(self, model: str) -> Usual:
+        """What is usual for a model that has replicas; the same object every time."""
+        return self._usual.setdefault(model, Usual())
 
     def observe_failure(self, lease: Lease, fault: Fault, now: float, *, retry_after_s: float | None = None) -> None:
         """Learn from an attempt that failed; call before the lease ends. A client's own error counts as nothing."""
@@ -140,7 +155,12 @@ class Router:
             replicas, key, prompt_tokens, tokens_per_byte, depths=depths, exact=exact,
             fresh_since=now - FRESH_S, feels_bulk=feels_bulk,
         )  # fmt: skip
-        chosen, why, passed = pick(key, prompt_tokens, replicas, rows, feels_bulk=feels_bulk)
+        usual = self._usual.get(query.model, _NOTHING_USUAL)
+        chosen, why, passed = pick(key, prompt_tokens, replicas, rows, usual, feels_bulk=feels_bulk)
+        unseen = self.pool.unseen
+        if unseen.num and why is not Why.WARM and (num_before := unseen.before(key)):
+            rows_by_now = with_unseen(rows, num_before, unseen.tokens)
+            chosen, why, passed = pick(key, prompt_tokens, replicas, rows_by_now, usual, feels_bulk=feels_bulk)
         candidate = Candidate(*rows[chosen])
         return RouteDecision(
             model=query.model, lane=query.lane, project_id=query.project_id, key=key, chosen=candidate.replica, why=why,

@@ -102,8 +102,8 @@ def tokens_ahead(replica: Replica, uncached_tokens: int, *, feels_bulk: bool = T
 def _load(replica: Replica, *, feels_bulk: bool) -> tuple[int, int]:
     """(outstanding tokens, requests in flight) as a request feels them: people do not feel bulk that is left out."""
     if feels_bulk:
-        return replica.outstanding_tokens, replica.num_in_flight
-    return replica.outstanding_tokens - replica.hidden_tokens, replica.num_in_flight - replica.hidden_in_flight
+        return replica.outstanding_tokens, replica.num_flying
+    return replica.outstanding_tokens - replica.hidden_tokens, replica.num_flying - replica.hidden_in_flight
 
 
 def score(
@@ -141,10 +141,10 @@ def score(
             confidence = trust
         uncached = prompt_tokens - hit
         if feels_bulk:  # as `_load`, without a call
-            outstanding, flying = replica.outstanding_tokens, replica.num_in_flight
+            outstanding, flying = replica.outstanding_tokens, replica.num_flying
         else:
             outstanding = replica.outstanding_tokens - replica.hidden_tokens
-            flying = replica.num_in_flight - replica.hidden_in_flight
+            flying = replica.num_flying - replica.hidden_in_flight
         ms, base, row_tokens = ttft.ms_per_token, ttft.base_ms, replica.row_tokens
         work, lost = float(outstanding + uncached), 0.0
         if flying:

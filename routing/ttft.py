@@ -12,6 +12,7 @@ ASSUMED_BASE_MS, ASSUMED_MS_PER_TOKEN = DEFAULT_BASE_S * 1000.0, 1000.0 / DEFAUL
 RATE, BASE = 1, 2
 LEAST_RATE, MOST_RATE = 1.0, 1_000_000.0
 MAX_BASE_S = 10.0
+_LEAST_BASE_MS = 0.1
 READING_TOKENS = 256  # from this many tokens on, reading dominates and teaches the rate; below, the base
 _MIN_SHARE = 0.1  # of a late observation; the nth of the first ten has 1/n
 _MAX_STEP = 1.0  # no observation counts as more than e times off
@@ -46,6 +47,11 @@ class TtftModel:
         return not self.unlearned & RATE
 
     @property
+    def weights(self) -> tuple[int, int]:
+        """How many observations made the rate, and the base."""
+        return self._num_rates, self._num_bases
+
+    @property
     def base_s(self) -> float:
         """Seconds to the first token when nothing has to be read."""
         return self.base_ms / 1000.0
@@ -60,6 +66,20 @@ class TtftModel:
             self.ms_per_token = others.ms_per_token
         if self.unlearned & BASE and not others.unlearned & BASE:
             self.base_ms = others.base_ms
+
+    def adopt_rate(self, ms_per_token: float, num_observations: int) -> None:
+        """Take over what more observations made elsewhere; of as many the larger value. Else nothing."""
+        ms_per_token = min(max(ms_per_token, 1000.0 / MOST_RATE), 1000.0 / LEAST_RATE)
+        if num_observations and (num_observations, ms_per_token) > (self._num_rates, self.ms_per_token):
+            self.ms_per_token, self._num_rates = ms_per_token, num_observations
+            self.unlearned &= ~RATE
+
+    def adopt_base(self, base_ms: float, num_observations: int) -> None:
+        """The same for the base."""
+        base_ms = min(max(base_ms, _LEAST_BASE_MS), 1000.0 * MAX_BASE_S)
+        if num_observations and (num_observations, base_ms) > (self._num_bases, self.base_ms):
+            self.base_ms, self._num_bases = base_ms, num_observations
+            self.unlearned &= ~BASE
 
     def observe(self, num_tokens: int, ttft_s: float) -> None:
         """Learn from one request that had `num_tokens` to be read before its first token, `ttft_s` after dispatch.

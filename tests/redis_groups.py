@@ -39,6 +39,7 @@ class SentinelGroup:
         self.replica.start("--replicaof", "127.0.0.1", str(self.primary.port), "--repl-diskless-sync-delay", "0")
         with self.replica.client() as client:
             wait_until(lambda: client.info("replication")["master_link_status"] == "up", "the replica follows")
+        self._ports = [free_port() for _ in range(3)]
         for number in range(3):
             self._start_sentinel(number)
         wait_until(self._is_ready, "the sentinels know each other")
@@ -56,21 +57,27 @@ class SentinelGroup:
         self.replica.kill()
 
     def _start_sentinel(self, number: int) -> None:
-        port = free_port()
+        ids = [f"{one + 1:040x}" for one in range(3)]
         folder = self._folder / f"sentinel{number}"
         folder.mkdir()
         config = folder / "sentinel.conf"
         config.write_text(
-            f"port {port}\nbind 127.0.0.1\ndir {folder}\n"
+            f"port {self._ports[number]}\nbind 127.0.0.1\ndir {folder}\nsentinel myid {ids[number]}\n"
             f"sentinel monitor {SERVICE} 127.0.0.1 {self.primary.port} 2\n"
             f"sentinel down-after-milliseconds {SERVICE} {NOTICES_MS}\n"
             f"sentinel failover-timeout {SERVICE} 4000\n"
+            # What they would find out about each other and the replica, some seconds later.
+            f"sentinel known-replica {SERVICE} 127.0.0.1 {self.replica.port}\n"
+            + "".join(
+                f"sentinel known-sentinel {SERVICE} 127.0.0.1 {self._ports[one]} {ids[one]}\n"
+                for one in range(3)
+                if one != number
+            )
         )
         with (folder / "log").open("wb") as log:
             self._sentinels.append(
                 subprocess.Popen(["redis-server", str(config), "--sentinel"], stdout=log, stderr=log)
             )
-        self._ports.append(port)
 
     def _is_ready(self) -> bool:
         states = []

@@ -310,6 +310,7 @@ class ScriptedEngine:
 
     def __init__(self, *scripts: Script, model: str = "scripted-model") -> None:
         self.model = model
+        self.card: dict[str, Any] = {}  # more of what `/v1/models` says of it, such as `tasks`
         self.default: Script = answer("Hello", " world")
         self.health: Reply = Reply([b"{}"], framing=Framing.LENGTH)
         self.health_gate: asyncio.Event | None = None  # set one to make probes hang until it is set
@@ -404,9 +405,8 @@ class ScriptedEngine:
         if path == "/metrics":
             return Reply([self.metrics], headers=[("content-type", "text/plain")], framing=Framing.LENGTH)
         if path == "/v1/models":
-            return status(
-                200, {"object": "list", "data": [{"id": self.model, "object": "model", "owned_by": "scripted"}]}
-            )
+            card = {"id": self.model, "object": "model", "owned_by": "scripted", **self.card}
+            return status(200, {"object": "list", "data": [card]})
         return status(404)
 
     def _tell(self) -> None:

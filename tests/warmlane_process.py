@@ -1,17 +1,26 @@
 """A `warmlane` command as a process: its ready line, its log, its children, and its end with nothing left behind."""
 
+import contextlib
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
-from contextlib import contextmanager
 
 import httpx
 import psutil
 
 PATIENCE_S = 60
+
+
+def until(claim, told=lambda: "it did not come true in time"):
+    """Wait until `claim()` is true: its value. Looks again and again, for nothing tells what another process does."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (value := claim()):
+        assert time.monotonic() < deadline, told()
+        time.sleep(0.02)
+    return value
 
 
 class Running:
@@ -42,8 +51,12 @@ class Running:
 
     def until_logged(self, text):
         """Wait until its stderr has this text."""
+        self.until(lambda: text in self.stderr)
+
+    def until(self, claim):
+        """Wait until something is true that follows from what it logs."""
         with self._news:
-            assert self._news.wait_for(lambda: text in self.stderr, PATIENCE_S), self.stderr
+            assert self._news.wait_for(claim, PATIENCE_S), self.stderr
 
     def until_ready(self):
         """Wait for the ready line."""
@@ -64,8 +77,16 @@ class Running:
 
     def child(self, program):
         """The first child that runs this module."""
-        self.remember_children()
-        return next(one for one in self.seen.values() if one.is_running() and program in " ".join(one.cmdline()))
+
+        def found():
+            for one in self.children():
+                with contextlib.suppress(psutil.Error):  # gone before it could be asked
+                    self.seen[one.pid] = one
+                    if program in " ".join(one.cmdline()) and one.status() != psutil.STATUS_ZOMBIE:
+                        return one
+            return None
+
+        return until(found, lambda: f"no child runs {program}")  # one just forked still shows its parent's words
 
     def end(self, number=signal.SIGINT):
         """Signal it and wait: its exit status, with nothing left behind."""
@@ -102,21 +123,21 @@ class Running:
         assert answer.is_success, answer.text
         return answer.json()
 
-    def until_replicas(self, wanted):
-        """Wait until the gateway sees these replicas: (name, state, generation)."""
-        deadline = time.monotonic() + PATIENCE_S
-        while True:
+    def until_replicas(self, wanted, *, besides=()):
+        """Wait until the gateway sees these replicas: (name, state, generation), `besides` those of these names."""
+        found = []
+
+        def is_seen():
             try:
-                found = [(one["name"], one["state"], one["generation"]) for one in self.admin("/replicas")["data"]]
+                found[:] = [(one["name"], one["state"], one["generation"]) for one in self.admin("/replicas")["data"]]
             except AssertionError:  # the gateway is just starting
-                found = []
-            if sorted(found) == wanted:
-                return
-            assert time.monotonic() < deadline, found
-            time.sleep(0.02)
+                found.clear()
+            return sorted(one for one in found if one[0] not in besides) == wanted
+
+        until(is_seen, lambda: found)
 
 
-@contextmanager
+@contextlib.contextmanager
 def commands(home):
     """Starts `warmlane` commands in one home; none outlives the block."""
     started = []

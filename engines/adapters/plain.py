@@ -16,6 +16,7 @@ from engines.adapters.steering import (
     STEERING_TEMPLATE_VARIABLES,
     folded,
 )
+from engines.adapters.surfaces import OPENAI_PATHS, OWN_FIELDS, TEXT_SURFACES, Paths
 from engines.contract import Capabilities, Headers, LoadReport, Steering
 
 _Fields = dict[str, msgspec.Raw]
@@ -33,9 +34,14 @@ class PlainAdapter:
     capabilities = Capabilities()
     health_path = "/v1/models"
     load_path: str | None = None
+    paths: Paths = OPENAI_PATHS
+    tells_tasks = False
+    usual_tasks: frozenset[str] | None = None
 
     def body(self, fields: _Fields, steering: Steering) -> bytes:
         """The upstream JSON body (see `EngineAdapter.body`)."""
+        if steering.surface:
+            return _encode(self.input_fields(fields, steering))
         kept = {name: value for name, value in fields.items() if self.forwards(name)}
         kept["model"] = _raw(steering.model)
         if "stream" in kept or steering.is_streaming:
@@ -50,6 +56,21 @@ class PlainAdapter:
             kept[name] = _filtered(kept[name], _is_harmless)
         kept.update(self.own_fields(steering))
         return _encode(kept)
+
+    def input_fields(self, fields: _Fields, steering: Steering) -> _Fields:
+        """The upstream fields of a surface that generates no text."""
+        takes = self.takes(steering.surface)
+        kept = {name: value for name, value in fields.items() if name in takes}
+        kept["model"] = _raw(steering.model)
+        if "chat_template_kwargs" in kept:
+            kept["chat_template_kwargs"] = _filtered(kept["chat_template_kwargs"], _is_no_template)
+        if steering.surface not in TEXT_SURFACES:
+            kept.update(self.own_fields(steering))
+        return kept
+
+    def takes(self, surface: str) -> frozenset[str]:
+        """The client's fields that are passed on there."""
+        return OWN_FIELDS[surface]
 
     def headers(self, steering: Steering, api_key: str | None) -> Headers:
         """The engine's key, and what `own_headers` adds."""

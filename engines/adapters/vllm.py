@@ -4,6 +4,7 @@ from msgspec import Raw
 
 from engines.adapters.load_text import read_load, vllm_names
 from engines.adapters.plain import PlainAdapter, attempt_headers, raw_fields
+from engines.adapters.surfaces import VLLM_PATHS
 from engines.contract import Capabilities, Headers, LoadReport, Steering
 
 _NAMES = vllm_names(b"vllm:")
@@ -19,6 +20,7 @@ class VllmAdapter(PlainAdapter):
     kind = "vllm"
     health_path = "/health"
     load_path = "/metrics"
+    paths = VLLM_PATHS
 
     def __init__(self, *, has_priority_scheduling: bool = False) -> None:
         self.capabilities = Capabilities(cache_salt=True, priority=has_priority_scheduling, tokenize=True)

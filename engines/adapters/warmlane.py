@@ -4,6 +4,7 @@ from msgspec import Raw
 
 from engines.adapters.load_text import read_load, vllm_names
 from engines.adapters.plain import PlainAdapter, attempt_headers, raw_fields
+from engines.adapters.surfaces import VLLM_PATHS
 from engines.contract import Capabilities, Headers, LoadReport, Steering
 
 _NAMES = vllm_names(b"warmlane:")
@@ -18,6 +19,8 @@ class WarmlaneAdapter(PlainAdapter):
     )
     health_path = "/health"
     load_path = "/metrics"
+    paths = VLLM_PATHS
+    tells_tasks = True
 
     def own_fields(self, steering: Steering) -> dict[str, Raw]:
         """The tenant's salt, and the lane's rank as priority: lower is served first."""

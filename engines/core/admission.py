@@ -137,6 +137,7 @@ def open_sequence(request: GenerateRequest, settings: SchedulerSettings, now: fl
         seed=_seed(request),
         order=(request.lane.rank, request.priority, min(request.arrival, now), number),
         tokens=list(request.prompt),
+        takes_best=request.sampling.takes_best,
         grammar=request.grammar.start() if request.grammar is not None else None,
     )
 

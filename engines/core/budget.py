@@ -5,6 +5,7 @@ Urgent decodes always go in, urgent prompts as far as the guard lets them grow t
 stays within the objective or, where nobody urgent is in it, within a short step.
 """
 
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, replace
 
 from engines.core.draft_room import DraftRoom
@@ -28,16 +29,16 @@ class Grant:
     num_tokens: int
     drafts: tuple[int, ...] = ()
 
-    def row(self) -> Row:
-        """The grant as the runner sees it, before anything of it is computed."""
+    def row(self, *, has_blocks: bool = True) -> Row:
+        """The grant as the runner sees it, before anything of it is computed; with or without its block table."""
         sequence, start = self.sequence, self.sequence.num_computed
         assert sequence.slot is not None, f"sequence {sequence.id} is in a step without a slot"
         return Row(
             slot=sequence.slot,
             start=start,
             tokens=(*sequence.tokens[start : start + self.num_tokens], *self.drafts),
-            num_samples=1 + len(self.drafts) if self.num_tokens == sequence.num_uncomputed else 0,
-            blocks=tuple(sequence.blocks),
+            num_samples=1 + len(self.drafts) if self.num_tokens == len(sequence.tokens) - start else 0,
+            blocks=tuple(sequence.blocks) if has_blocks else (),
         )
 
 
@@ -85,15 +86,25 @@ class StepBudget:
             self._prompt_tokens -= num_tokens
             self._num_prompt_tokens += num_tokens
 
+    def take_decodes(self, sequences: SequenceOf[Sequence]) -> None:
+        """Let these urgent sequences, each of which lacks one token, compute it: `take` for each, before any prompt."""
+        assert self._urgent is None, "an urgent sequence asks after bulk"
+        assert self._prompt_tokens is None, "a decode asks after prompts"
+        taken = sequences[: self._num_left]
+        self.grants += [Grant(sequence, 1) for sequence in taken]
+        self._counts = self._counts.plus_rows(len(taken))
+
     def decoding(self, *, is_bulk: bool) -> list[Sequence]:
         """Those of bulk, or of the urgent ones, that decode in this step."""
-        sequences = (grant.sequence for grant in self.grants)
+        if is_bulk and not self._num_bulk:
+            return []
+        sequences = [grant.sequence for grant in self.grants]
         return [s for s in sequences if s.is_decoding and (s.request.lane is Lane.BULK) is is_bulk]
 
     @property
     def num_drafts(self) -> int:
         """Drafts in the step."""
-        return sum(len(grant.drafts) for grant in self.grants)
+        return sum([len(grant.drafts) for grant in self.grants])
 
     def draft_room(self, most: int, *, is_bulk: bool, is_trial: bool = False) -> DraftRoom:
         """What drafts of bulk, or of urgent sequences, at most `most`, may add to the step as it is now.
@@ -180,7 +191,7 @@ class StepBudget:
         if self._turn is None:
             return self._guard.urgent_prompt_tokens(self._decoding, most)
         resting = StepCounts(self._turn.num_resting)
-        return self._guard.turn_tokens(resting, most, is_overtaken=self._turn.is_overtaken)
+        return self._guard.turn_tokens(resting, most, self._turn.num_overtaken)
 
     def _bulk_room(self, wanted: int) -> int:
         if self._urgent is None:

@@ -25,7 +25,7 @@ def compose(
     may_seat = seats.make_room()  # what a preemption frees is for those still seated: else both would be repeated
     turn = turn_of(seats, last_step) if last_step is not None else None
     may_seat = _take_urgent(budget, seats, drafter, turn, may_seat=may_seat)
-    if turn is None or turn.num_resting:
+    if seats.has_bulk and (turn is None or turn.num_resting):
         _take_bulk(budget, seats, drafter, may_seat=may_seat)  # else prompts wait for the next step already
     if is_bulk_overdue and not budget.has_bulk:
         budget.lift()
@@ -53,9 +53,7 @@ def _take_urgent(budget: StepBudget, seats: Seats, drafter: Drafter, turn: Turn 
         if budget.grants:
             return may_seat
         budget.wake()
-    for sequence in seats.running.urgent():
-        if sequence.is_decoding:
-            budget.take(sequence)
+    budget.take_decodes([sequence for sequence in seats.running.urgent() if sequence.is_decoding])
     drafter.add(budget, is_bulk=False)
     return _take_prompts(budget, seats, may_seat=may_seat) if turn is None else may_seat
 

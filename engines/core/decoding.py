@@ -26,18 +26,23 @@ def decode(
     `logits`: (rows and drafts together, vocab) float32, not changed; of each row first those before its drafts.
     Raises `EngineFault` if any holds no finite maximum: the device computed nonsense.
     """
-    assert len(logits) == sum(1 + len(row.drafts) for row in rows), "logits for each row and draft"
+    assert len(logits) == len(rows) + sum([len(row.drafts) for row in rows]), "logits for each row and draft"
     if not rows:
         return []
     # Greedy and untouched rows, the common case of batch work, need this one call and no copy. NaN wins an argmax.
-    best = logits.argmax(axis=1)
-    if not np.isfinite(logits[np.arange(len(best)), best]).all():
+    indices = logits.argmax(axis=1)
+    if not np.isfinite(logits[np.arange(len(indices)), indices]).all():
         raise EngineFault("the logits are not numbers")
+    best: list[int] = indices.tolist()
     decoded: list[Decoded] = []
     start = 0
     for row, row_masks in zip(rows, masks, strict=True):
+        if row_masks is None and not row.drafts and row.sequence.takes_best:
+            decoded.append((Sampled(best[start]),))
+            start += 1
+            continue
         end = start + 1 + len(row.drafts)
-        decoded.append(_decode_row(logits[start:end], best[start:end].tolist(), row, row_masks, eos_ids))
+        decoded.append(_decode_row(logits[start:end], best[start:end], row, row_masks, eos_ids))
         start = end
     return decoded
 

@@ -82,9 +82,10 @@ class Drafter:
         # The step yields one token besides, which must not be one too many.
         most = min(self._settings.max_drafts, sequence.max_length - len(sequence.tokens) - 1)
         drafts = sequence.speculation.propose(sequence.tokens, sequence.grammar, most)
-        end_ids = self._settings.eos_ids | sequence.request.sampling.stop_token_ids
-        if not end_ids.isdisjoint(drafts):  # nothing that comes after an end is wanted
-            drafts = drafts[: next(index for index, draft in enumerate(drafts) if draft in end_ids)]
+        if drafts:
+            end_ids = self._settings.eos_ids | sequence.request.sampling.stop_token_ids
+            if not end_ids.isdisjoint(drafts):  # nothing that comes after an end is wanted
+                drafts = drafts[: next(index for index, draft in enumerate(drafts) if draft in end_ids)]
         return _Proposal(sequence, drafts, sequence.speculation.chance)
 
 

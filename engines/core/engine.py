@@ -175,10 +175,17 @@ class Engine:
 
     def _run(self) -> None:
         try:
-            while self._inbox.await_work(lambda: self._scheduler.has_work or self._scheduler.has_upkeep):
+            while self._inbox.await_work(self._has_work, self._show_load):
                 self._turn()
         finally:
             self._close()
+
+    def _has_work(self) -> bool:
+        return self._scheduler.has_work or self._scheduler.has_upkeep
+
+    def _show_load(self) -> None:
+        """As the scheduler is now: when it rests, and when a step begins, which may be long."""
+        self._meter.refresh(self._scheduler.statistics(), self._clock())
 
     def _turn(self) -> None:
         """Take the inbox, make one step unless paused, tell what became of the cache."""
@@ -189,7 +196,6 @@ class Engine:
         self._guarded(self._run_errands)
         if self._checks_when_idle and not self._scheduler.has_work:
             self._guarded(self._scheduler.check_integrity)
-        self._meter.refresh(self._scheduler.statistics())
 
     def _take_inbox(self) -> None:
         for message in self._inbox.take():
@@ -206,8 +212,10 @@ class Engine:
         plan = self._scheduler.schedule(self._clock(), cost) or self._scheduler.plan_upkeep(cost)
         if plan is None:
             return
-        self._meter.refresh(self._scheduler.statistics())
         started = self._clock()
+        if self._meter.is_stale(self._scheduler.population, started):
+            self._show_load()
+            started = self._clock()
         self._plan, self._step_started = plan, started
         decoded = self._decode(plan)
         now = self._clock()
@@ -287,6 +295,6 @@ class Engine:
         finally:
             self._callbacks.call(self._tell_events)
             self._run_errands(is_last=True)
-            self._meter.refresh(self._scheduler.statistics())
+            self._show_load()
             self._masks.close()
             self._runner.close()

@@ -109,6 +109,8 @@ class Inbox:
 
     def take(self) -> list[Submission | Abortion]:
         """All messages, in order. The engine calls `mark_seen` for each submission it has passed on."""
+        if not self._messages:  # in every step; a message that comes now is for the next turn
+            return []
         with self._changed:
             messages, self._messages = self._messages, []
             return messages
@@ -120,9 +122,9 @@ class Inbox:
 
     def receiver(self, request_id: str, *, is_last: bool) -> Deliver | None:
         """Who gets this delta, or None if the request is not open; `is_last` closes it."""
+        if not is_last:
+            return self._receivers.get(request_id)  # only the engine thread takes any out
         with self._changed:
-            if not is_last:
-                return self._receivers.get(request_id)
             deliver = self._receivers.pop(request_id, None)
             self._changed.notify_all()
             return deliver
@@ -134,15 +136,24 @@ class Inbox:
             self._unseen.clear()
             return list(self._receivers)
 
-    def await_work(self, has_work: Callable[[], bool]) -> bool:
+    def await_work(self, has_work: Callable[[], bool], on_rest: Callable[[], None] = lambda: None) -> bool:
         """Wait, without spinning, for a message, work or the end; False when the engine is to stop.
 
-        While paused, work alone does not count, and the turn that follows makes no step.
+        While paused, work alone does not count, and the turn that follows makes no step. `on_rest`: called before
+        there is anything to wait for.
         """
+
+        def is_wanted() -> bool:
+            return self._is_asked or (not self._is_paused and has_work())
+
         with self._changed:
             self._may_step = False
-            self._changed.notify_all()
-            self._changed.wait_for(lambda: self._is_asked or (not self._is_paused and has_work()))
+            if not is_wanted():
+                on_rest()
+                self._changed.notify_all()
+                self._changed.wait_for(is_wanted)
+            elif self._is_paused:
+                self._changed.notify_all()  # whoever paused waits for the end of the step
             self._may_step = not self._is_paused
             return not self._is_stopping
 
@@ -157,6 +168,8 @@ class Inbox:
 
     def take_errands(self, *, is_last: bool = False) -> list[Callable[[], None]]:
         """What is to be called, in order. `is_last`: nobody will take any more."""
+        if not self._errands and not is_last:
+            return []
         with self._changed:
             errands, self._errands = self._errands, []
             self._is_over |= is_last

@@ -19,7 +19,9 @@ _PROMPT_STEP_S, _PROMPT_STEP_BASES, _PROMPT_GROWTH = 0.05, 4.0, 2.0
 _DRAFT_GROWTH = 1.5
 # Where they take turns: what is over with one prompt, or a stream that goes on at four tokens a second; chosen.
 _TURN_TOKENS, _TURN_S = 128, 0.25
-_OVERTAKEN_TURN_S = 1.0  # those that decode began no earlier than the prompts, and are ahead; chosen
+# Of those that came together the first is not to run away from the last: a large crowd is read in longer turns, but
+# nobody's text stands still for longer than this. Measured (docs/design/006): turns of 250 ms cost 16 at once 3 %.
+_CROWD_TURNS, _CROWD_TURN_S = 8, 0.5
 _SAVE_SHARE = 0.25  # of the time that prompts, or bulk alone, may have in a step; chosen
 
 
@@ -126,16 +128,20 @@ class LatencyGuard:
         limit_s = self._prompt_step_s(decoding)
         return min(most, max(self.settings.min_chunk_tokens, self.tokens_within(limit_s, decoding, most)))
 
-    def turn_tokens(self, resting: StepCounts, most: int, *, is_overtaken: bool) -> int:
+    def turn_tokens(self, resting: StepCounts, most: int, num_overtaken: int) -> int:
         """Prompt tokens of urgent sequences in a step of their own, while those that decode rest; at most `most`.
 
         The gap of these is their own step and this one. It keeps to what `urgent_prompt_tokens` allows or, without
-        `itl_p95_s`, to 128 tokens within 250 ms, if that is longer; to a second for prompts that were overtaken.
+        `itl_p95_s`, to 128 tokens within 250 ms, if that is longer. Where prompts were overtaken (`num_overtaken`
+        tokens of them), to an eighth of the time that all of them take, at least 250 ms and at most 500.
         """
         if self.settings.itl_p95_s is not None:
             return self.urgent_prompt_tokens(resting, most)
         turn_s = min(_TURN_S, self.seconds(resting.plus(_TURN_TOKENS)))
-        limit_s = max(self._prompt_step_s(resting), _OVERTAKEN_TURN_S if is_overtaken else turn_s)
+        if num_overtaken:
+            crowd_s = self.seconds(StepCounts(prefill_tokens=num_overtaken))
+            turn_s = max(_TURN_S, min(crowd_s / _CROWD_TURNS, _CROWD_TURN_S))
+        limit_s = max(self._prompt_step_s(resting), turn_s)
         return min(most, max(self.settings.min_chunk_tokens, self.tokens_within(limit_s, resting, most)))
 
     def save_s(self, num_decoding: int, *, has_prompts: bool) -> float:

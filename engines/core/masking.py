@@ -7,7 +7,6 @@ wait for its logits. Compiled grammars let other threads run while they think; t
 import contextlib
 from collections.abc import Sequence as SequenceOf
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,15 +17,18 @@ from engines.core.sampling import SamplingRow
 RowMasks = list[Mask] | GrammarFault | None
 
 
-@dataclass(frozen=True, slots=True)
 class PendingMasks:
-    """Masks on their way."""
+    """Masks on their way, or there at once: `masks` where nothing is to be filled."""
 
-    _future: Future[list[RowMasks]]
+    __slots__ = ("_future", "_masks")
+
+    def __init__(self, masks: list[RowMasks], future: Future[list[RowMasks]] | None = None) -> None:
+        self._masks = masks
+        self._future = future
 
     def wait(self) -> list[RowMasks]:
         """One entry for each sampling row. The states are as they were and may be used again."""
-        return self._future.result()
+        return self._masks if self._future is None else self._future.result()
 
 
 class MaskFiller:
@@ -38,13 +40,11 @@ class MaskFiller:
 
     def start(self, rows: SequenceOf[SamplingRow]) -> PendingMasks:
         """Begin with the masks of these rows. Until they were waited for their grammars' states are not touched."""
-        if all(row.sequence.grammar is None for row in rows):
-            future: Future[list[RowMasks]] = Future()
-            future.set_result([None] * len(rows))
-            return PendingMasks(future)
+        if all([row.sequence.grammar is None for row in rows]):  # noqa: C419  # a generator costs more than some rows
+            return PendingMasks([None] * len(rows))
         if self._pool is None:
             self._pool = ThreadPoolExecutor(1, thread_name_prefix="masks")
-        return PendingMasks(self._pool.submit(self._fill, rows))
+        return PendingMasks([], self._pool.submit(self._fill, rows))
 
     def close(self) -> None:
         """End the thread. May be repeated."""

@@ -109,8 +109,10 @@ class KvMemory:
 
     def grow(self, sequence: Sequence, num_drafts: int = 0) -> bool:
         """Blocks for all the tokens of a seated sequence, and drafts; False, changing nothing, if there are none."""
-        num_missing = self._num_blocks(len(sequence.tokens) + num_drafts) - len(sequence.blocks)
-        return num_missing == 0 or self._allocate(sequence, num_missing)
+        num_tokens, num_blocks = len(sequence.tokens) + num_drafts, len(sequence.blocks)
+        if num_tokens <= num_blocks * self._settings.block_size:
+            return True
+        return self._allocate(sequence, self._num_blocks(num_tokens) - num_blocks)
 
     def take_back_drafts(self, sequence: Sequence) -> None:
         """Let go of cells and blocks of drafts that did not hold: the device computed more than `num_computed`."""

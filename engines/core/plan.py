@@ -124,6 +124,17 @@ class StepPlan:
         """Tokens of the other rows."""
         return self.num_tokens - self.num_decode_rows
 
+    def counts(self) -> tuple[int, int]:
+        """(`num_decode_rows`, `num_prefill_tokens`), in one walk."""
+        num_decode_rows = num_prefill_tokens = 0
+        for row in self.rows:
+            num_tokens = len(row.tokens)
+            if num_tokens in (1, row.num_samples):  # is_decode, written out
+                num_decode_rows += num_tokens
+            else:
+                num_prefill_tokens += num_tokens
+        return num_decode_rows, num_prefill_tokens
+
 
 class Runner(Protocol):
     """A device that executes steps. Used from one thread only.

@@ -13,54 +13,54 @@ _order = attrgetter("order")
 
 
 class OrderedSequences:
-    """Sequences sorted by `order` (lane, priority, arrival). A plain list: its owner bounds it to some thousands."""
+    """Sequences sorted by `order` (lane, priority, arrival). Plain lists: their owner bounds them to some thousands.
+
+    One list a lane, as every step asks several times for those of a lane and for how many there are.
+    """
 
     def __init__(self) -> None:
-        self._items: list[Sequence] = []
+        self._lanes: tuple[list[Sequence], ...] = tuple([] for _ in Lane)  # by rank
+        self._interactive, self._standard, self._bulk = self._lanes
 
     def __len__(self) -> int:
-        return len(self._items)
+        return len(self._interactive) + len(self._standard) + len(self._bulk)
 
     def __iter__(self) -> Iterator[Sequence]:
         """A snapshot: moving sequences while iterating is allowed."""
-        return iter(tuple(self._items))
+        return iter((*self._interactive, *self._standard, *self._bulk))
 
     def add(self, sequence: Sequence) -> None:
         """Put a sequence in its place."""
-        insort(self._items, sequence, key=_order)
+        insort(self._lanes[sequence.order[0]], sequence, key=_order)
 
     def remove(self, sequence: Sequence) -> None:
         """Take a sequence out; it must be in."""
-        index = bisect_left(self._items, sequence.order, key=_order)
-        assert self._items[index] is sequence, f"sequence {sequence.id} is not where it belongs"
-        del self._items[index]
+        lane = self._lanes[sequence.order[0]]
+        index = bisect_left(lane, sequence.order, key=_order)
+        assert lane[index] is sequence, f"sequence {sequence.id} is not where it belongs"
+        del lane[index]
 
     def in_lane(self, lane: Lane) -> tuple[Sequence, ...]:
         """A snapshot of one lane's, in order."""
-        low, high = self._bounds(lane)
-        return tuple(self._items[low:high])
+        return tuple(self._lanes[lane.rank])
 
     def num_in(self, lane: Lane) -> int:
         """How many of this lane."""
-        low, high = self._bounds(lane)
-        return high - low
+        return len(self._lanes[lane.rank])
+
+    def nums_by_rank(self) -> tuple[int, int, int]:
+        """How many of each lane, interactive first."""
+        return len(self._interactive), len(self._standard), len(self._bulk)
 
     def urgent(self) -> tuple[Sequence, ...]:
         """A snapshot of those above bulk, in order."""
-        return tuple(self._items[: self.num_urgent])
+        return (*self._interactive, *self._standard)
 
     @property
     def num_urgent(self) -> int:
         """How many are above bulk."""
-        return bisect_left(self._items, Lane.BULK.rank, key=_rank)
+        return len(self._interactive) + len(self._standard)
 
     def last(self) -> Sequence:
         """The least urgent, youngest one."""
-        return self._items[-1]
-
-    def _bounds(self, lane: Lane) -> tuple[int, int]:
-        return bisect_left(self._items, lane.rank, key=_rank), bisect_left(self._items, lane.rank + 1, key=_rank)
-
-
-def _rank(sequence: Sequence) -> int:
-    return sequence.order[0]
+        return (self._bulk or self._standard or self._interactive)[-1]

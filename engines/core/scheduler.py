@@ -22,7 +22,6 @@ from engines.core.latency_guard import LatencyGuard
 from engines.core.load import LaneCounts, SchedulerStatistics
 from engines.core.outlook import StepOutlook
 from engines.core.plan import Row, StepPlan
-from engines.core.queue import OrderedSequences
 from engines.core.sampling import SamplingRow
 from engines.core.seats import Seats
 from engines.core.sequence import FinishReason, GenerateRequest, Sequence, SequenceDelta, SequenceState
@@ -51,6 +50,7 @@ class Scheduler:
     def __init__(self, settings: SchedulerSettings, holders: SlotHolders | None = None) -> None:
         self.settings = settings
         self._seats = Seats(settings, holders)
+        self._has_blocks = holders is None  # rows name them
         self._open: dict[str, Sequence] = {}
         self._step: _Step | None = None
         self._num_added = 0
@@ -73,6 +73,11 @@ class Scheduler:
         """Whether `plan_upkeep` may have something to do."""
         return not self._open and self._seats.memory.copies.has_more_ahead
 
+    @property
+    def population(self) -> tuple[int, int]:
+        """Sequences that hold a seat, and those that wait for one."""
+        return len(self._seats.running), len(self._seats.waiting)
+
     def num_new_beside(self, lane: Lane) -> int:
         """Requests that wait for their first seat, urgent or bulk as this lane is: what `max_waiting` bounds."""
         return self._seats.num_new_beside(lane)
@@ -89,8 +94,8 @@ class Scheduler:
         return SchedulerStatistics(
             running=len(seats.running),
             waiting=len(seats.waiting),
-            running_by_lane=_by_lane(seats.running),
-            waiting_by_lane=_by_lane(seats.waiting),
+            running_by_lane=LaneCounts(*seats.running.nums_by_rank()),
+            waiting_by_lane=LaneCounts(*seats.waiting.nums_by_rank()),
             preempted=len(seats.waiting) - seats.num_new,
             used_blocks=pool.used,
             cached_blocks=pool.cached,
@@ -166,15 +171,14 @@ class Scheduler:
         compose(budget, seats, self._drafter, last_step, is_bulk_overdue=self._bulk_patience.is_overdue(now))
         assert budget.grants, "sequences are open, but none can go on"
         self._num_steps += 1
-        rows = tuple(grant.row() for grant in budget.grants)
+        rows = tuple([grant.row(has_blocks=self._has_blocks) for grant in budget.grants])
         plan = StepPlan(self._num_steps, seats.memory.take_operations(), rows)
         outlook = budget.outlook(seats.running.num_in(Lane.BULK))
         self._step = _Step(plan, [grant.sequence for grant in budget.grants], outlook)
         for sequence in self._step.sequences:
             sequence.is_in_step = True
             sequence.last_step = plan.number
-        is_there = bool(seats.running.num_in(Lane.BULK) or seats.waiting.num_in(Lane.BULK))
-        self._bulk_patience.note(outlook, now, is_in_step=budget.has_bulk, is_there=is_there)
+        self._bulk_patience.note(outlook, now, is_in_step=budget.has_bulk, is_there=seats.has_bulk)
         return plan
 
     def plan_upkeep(self, cost: StepCost = _UNKNOWN_COST) -> StepPlan | None:
@@ -202,7 +206,9 @@ class Scheduler:
         """The sequences of the plan's sampling rows, in order, with their drafts. The sampler only reads them."""
         sequences = self._running_step(plan).sequences
         return [
-            SamplingRow(sequence, row.drafts) for row, sequence in zip(plan.rows, sequences, strict=True) if row.samples
+            SamplingRow(sequence, row.drafts)
+            for row, sequence in zip(plan.rows, sequences, strict=True)
+            if row.num_samples
         ]
 
     def complete(self, plan: StepPlan, decoded: SequenceOf[Decoded], now: float) -> list[SequenceDelta]:  # noqa: ARG002
@@ -211,13 +217,13 @@ class Scheduler:
         `decoded` comes in the order of sampling rows.
         """
         sequences = self._running_step(plan).sequences
-        assert len(decoded) == sum(row.samples for row in plan.rows), "tokens for each sampling row"
+        assert len(decoded) == sum([row.num_samples > 0 for row in plan.rows]), "tokens for each sampling row"
         self._step = None
         tokens = iter(decoded)
         deltas = []
         for row, sequence in zip(plan.rows, sequences, strict=True):
             sequence.is_in_step = False
-            yielded = next(tokens) if row.samples else None
+            yielded = next(tokens) if row.num_samples else None
             booked = book(sequence, yielded, self.settings.eos_ids) if yielded and not sequence.is_aborting else None
             self._note_computed(sequence, row, len(booked.sampled) if booked is not None else 0)
             if booked is not None and not sequence.first_step:
@@ -291,7 +297,3 @@ class Scheduler:
         assert self._step is not None, "no step is running"
         assert self._step.plan is plan, "another step is running"
         return self._step
-
-
-def _by_lane(sequences: OrderedSequences) -> LaneCounts:
-    return LaneCounts(*(sequences.num_in(lane) for lane in (Lane.INTERACTIVE, Lane.STANDARD, Lane.BULK)))

@@ -65,6 +65,11 @@ class Seats:
         return self.preemptions == before
 
     @property
+    def has_bulk(self) -> bool:
+        """Whether any bulk sequence sits or waits."""
+        return self.running.num_in(Lane.BULK) > 0 or self.waiting.num_in(Lane.BULK) > 0
+
+    @property
     def num_urgent_seats(self) -> int:
         """Seats of interactive and standard sequences together."""
         return self._settings.max_seqs

@@ -36,6 +36,13 @@ class SamplingParams:
     logprobs: int | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
 
+    @property
+    def takes_best(self) -> bool:
+        """Whether the likeliest token is always the next one, and no more is asked of the logits."""
+        penalties = (self.presence_penalty, self.frequency_penalty, self.repetition_penalty - 1)
+        is_plain = self.temperature == 0 and self.logprobs is None and self.min_tokens == 0
+        return is_plain and not self.logit_bias and not any(penalties)
+
 
 @dataclass(frozen=True, slots=True)
 class GenerateRequest:
@@ -135,7 +142,8 @@ class Sequence:
     its head is the lane's rank. `last_step`: number of the last step it had a row in. `grammar`: as far as the output
     has come in it. `speculation`: once it has been drafted for. `num_restored`: of the tokens that it hit when it was
     seated last, those that came from host memory. `added_step`: the last step planned before it was there;
-    `first_step`: the one that brought its first token, 0 until then.
+    `first_step`: the one that brought its first token, 0 until then. `takes_best`: the likeliest token is always its
+    next one, and no more is asked of the logits.
     """
 
     request: GenerateRequest
@@ -154,6 +162,7 @@ class Sequence:
     last_step: int = 0
     added_step: int = 0
     first_step: int = 0
+    takes_best: bool = False
     cached_tokens: int | None = None
     is_in_step: bool = False
     is_aborting: bool = False
@@ -184,7 +193,7 @@ class Sequence:
     @property
     def is_decoding(self) -> bool:
         """Whether one token is all that is missing, so that the next step yields a new one."""
-        return self.num_uncomputed == 1
+        return len(self.tokens) - self.num_computed == 1
 
     def move(self, state: SequenceState) -> None:
         """Change the state; raises `IllegalTransition` where the table has no such move."""

@@ -7,7 +7,6 @@ that decode and the urgent prompts take turns: each that decodes gets its token,
 from dataclasses import dataclass
 from itertools import islice
 
-from engines.core.queue import URGENT_LANES
 from engines.core.seats import Seats
 from engines.core.sequence import Sequence
 
@@ -16,12 +15,12 @@ from engines.core.sequence import Sequence
 class Turn:
     """`num_resting` urgent sequences decode and have had their token: prompts may have the step; 0: they may not.
 
-    `is_overtaken`: most of those got their first token when the prompt that has waited longest was there already. They
-    are ahead of it, so they are the ones to wait.
+    `num_overtaken`: tokens of all prompts that may be read now, if most of those resting got their first token when the
+    prompt that has waited longest was there already: they are ahead of it, so they are the ones to wait. Else 0.
     """
 
     num_resting: int = 0
-    is_overtaken: bool = False
+    num_overtaken: int = 0
 
 
 def turn_of(seats: Seats, last_step: int) -> Turn | None:
@@ -29,13 +28,14 @@ def turn_of(seats: Seats, last_step: int) -> Turn | None:
     seated = seats.running.urgent()
     decoding = [s for s in seated if s.is_decoding]
     prompts = [s for s in seated if not s.is_decoding]
-    if len(seated) < seats.num_urgent_seats:
-        prompts += [s for lane in URGENT_LANES for s in islice(seats.waiting.in_lane(lane), 1)]
+    num_free = seats.num_urgent_seats - len(seated)
+    if num_free > 0:
+        prompts += islice(seats.waiting.urgent(), num_free)
     if not decoding or not prompts:
         return None
     if any(s.last_step < last_step for s in decoding):
         return Turn()
-    return Turn(len(decoding), _is_overtaken(prompts, decoding))
+    return Turn(len(decoding), sum(s.num_uncomputed for s in prompts) if _is_overtaken(prompts, decoding) else 0)
 
 
 def _is_overtaken(prompts: list[Sequence], decoding: list[Sequence]) -> bool:

@@ -20,6 +20,7 @@ _VERSIONS = (2, 3)
 _MAX_TENSORS = 1 << 16
 _MAX_KEYS = 1 << 16
 _MAX_NAME_BYTES = 1 << 10
+_MAX_TOKENS = 1 << 20
 _MAX_DIMENSIONS = 4
 
 _STRING, _ARRAY = 8, 9
@@ -202,6 +203,8 @@ class _Cursor:
 
     def _check_tokens(self, at: int, count: int) -> None:
         """Raise `ModelFileError` if two tokens are spelled alike, which llama.cpp ends the process for."""
+        if count > _MAX_TOKENS:
+            raise self._broken(f"its vocabulary has {count} tokens")
         content, read, seen = self._content, _U64.unpack_from, set[bytes]()
         num_empty = 0
         for _ in range(count):

@@ -84,7 +84,7 @@ class GgufRunner:
         self._batch = StepBatch(self._library, settings.max_step_tokens)
         self._lengths = [0] * settings.num_slots
         self.max_samples = settings.num_slots + settings.num_drafts
-        self._logits: Logits = np.zeros((self.max_samples, model.vocab_size), np.float32)
+        self._no_logits: Logits = np.zeros((0, model.vocab_size), np.float32)
         self._is_faulted = False
         self.vocab_size = model.vocab_size
         self.num_slots = settings.num_slots
@@ -111,7 +111,7 @@ class GgufRunner:
         for operation in plan.memory:
             self._move(operation)
         if not plan.rows:
-            return self._logits[:0]
+            return self._no_logits
         self._check_rows(plan.rows)
         num_samples = self._batch.fill(plan.rows)
         self._decode(plan.number)
@@ -193,16 +193,17 @@ class GgufRunner:
         self._lengths[truncate.slot] = truncate.length
 
     def _check_rows(self, rows: tuple[Row, ...]) -> None:
+        num_tokens = num_samples = 0
         for row in rows:
             assert row.tokens, f"slot {row.slot} has no tokens in this step"
             assert row.start == self._lengths[row.slot], (
                 f"slot {row.slot} holds {self._lengths[row.slot]} tokens and cannot go on at {row.start}"
             )
+            num_tokens += len(row.tokens)
+            num_samples += row.num_samples
         assert len({row.slot for row in rows}) == len(rows), "a slot has two rows in one step"
-        num_tokens = sum(len(row.tokens) for row in rows)
         most = min(self.max_step_tokens, self.kv_tokens)
         assert num_tokens <= most, f"{num_tokens} tokens in a step of at most {most}"
-        num_samples = sum(row.num_samples for row in rows)
         assert num_samples <= self.max_samples, f"{num_samples} logits in a step of at most {self.max_samples}"
 
     def _decode(self, step: int) -> None:
@@ -215,12 +216,12 @@ class GgufRunner:
             raise EngineFault(f"llama.cpp {what} (step {step}){self._library.log.take_reason()}.")
 
     def _gather(self, num_samples: int) -> Logits:
-        """The sampling rows in the batch's order, copied out of memory the context may move or free."""
+        """The sampling rows in the batch's order, where the context has them: it computes the next ones there too."""
         if not num_samples:
-            return self._logits[:0]
-        rows = self._logits[:num_samples]
-        self._library.ffi.memmove(rows, self._library.c.llama_get_logits(self._context), rows.nbytes)
-        return rows
+            return self._no_logits
+        size = num_samples * self._no_logits.shape[1]
+        memory = self._library.ffi.buffer(self._library.c.llama_get_logits(self._context), size * 4)
+        return np.frombuffer(memory, np.float32, size).reshape(num_samples, -1)
 
 
 def _open_context(model: GgufModel, settings: RunnerSettings) -> Any:

@@ -21,6 +21,7 @@ _PATIENCE_S = 2.0  # for one phase; then the best so far is taken
 _REPEATS = 3  # the shortest counts: others were disturbed
 _WORTH = 0.97  # more threads must save 3 % or they are left to others
 _MOST_ENTRIES = 64
+_MAX_CHARS = 1 << 20  # of the file; ours has some kilobytes
 _BUSY_SHARE = 0.5
 
 
@@ -104,13 +105,19 @@ class ThreadCache:
         with contextlib.suppress(OSError):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             descriptor, name = tempfile.mkstemp(prefix=f".{CACHE_NAME}-", dir=self._path.parent)
-            with os.fdopen(descriptor, "w", encoding="utf-8") as file:
-                json.dump(kept, file, indent=1)
-            Path(name).replace(self._path)
+            try:
+                with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+                    json.dump(kept, file, indent=1)
+                Path(name).replace(self._path)
+            except OSError:  # a full disk, say
+                Path(name).unlink(missing_ok=True)
 
     def _read(self) -> dict[str, object]:
         try:
-            content = json.loads(self._path.read_text(encoding="utf-8"))
+            if not self._path.is_file():  # to open a pipe would wait for its writer
+                return {}
+            with self._path.open(encoding="utf-8") as file:
+                content = json.loads(file.read(_MAX_CHARS))
         except (OSError, ValueError, RecursionError):
             return {}
         return content if isinstance(content, dict) else {}

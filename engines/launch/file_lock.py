@@ -19,3 +19,15 @@ def locked(path: Path, on_wait: Callable[[], None]) -> Iterator[None]:
             on_wait()
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
+
+
+@contextmanager
+def locked_if_free(path: Path) -> Iterator[bool]:
+    """Hold the lock file inside the block if nobody else does; whether it is held. Raises `OSError`."""
+    with path.open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            yield False
+        else:
+            yield True

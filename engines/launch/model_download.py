@@ -225,6 +225,11 @@ def _receive(work: Download, response: httpx.Response, have: int, total: int) ->
         file.truncate(have)
         file.seek(have)
         for chunk in response.iter_raw():  # no chunk size: what a cut leaves in that buffer is lost
+            if have + len(chunk) > total:  # room was asked for so many bytes, and what follows could be endless
+                drop(work)
+                raise ModelError(
+                    f"{work.shown} cannot be fetched: the server sends more than the {total} bytes it said"
+                )
             file.write(chunk)
             if have < len(_MAGIC):
                 file.flush()

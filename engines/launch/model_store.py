@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from engines.launch.demo_model import DEMO_MODEL_NAME, DEMO_PACKAGE
-from engines.launch.file_lock import locked
+from engines.launch.file_lock import locked, locked_if_free
 from engines.launch.model_manifest import NAME_PATTERN, Manifest, ModelError, SourceKind, read_manifest, write_manifest
 from engines.launch.model_probe import probe
 
@@ -113,13 +113,12 @@ class ModelStore:
     def exclusive(self, name: str) -> Iterator[None]:
         """Be the only one that adds, changes or removes that model; makes the folder. Raises `ModelError`.
 
-        What killed processes left is removed first, but for an unfinished download.
+        What killed processes left is removed first, of other models too, but for unfinished downloads.
         """
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with locked(self.folder / f"{name}.lock", lambda: self._on_wait(name)):
-                for left in self.folder.glob(f".work~{name}~*"):
-                    shutil.rmtree(left, ignore_errors=True)
+                self._remove_left(name)
                 yield
         except OSError as error:
             where = error.filename or self.folder
@@ -162,6 +161,17 @@ class ModelStore:
                 freed += path.lstat().st_size
                 path.unlink()
         return freed
+
+    def _remove_left(self, name: str) -> None:
+        """Remove the work folders of this name, whose lock is held, and those of others that nobody works on."""
+        for left in self.folder.glob(".work~*~*"):
+            owner = left.name.split("~")[1]
+            if owner == name:
+                shutil.rmtree(left, ignore_errors=True)
+                continue
+            with locked_if_free(self.folder / f"{owner}.lock") as is_abandoned:
+                if is_abandoned:
+                    shutil.rmtree(left, ignore_errors=True)
 
     def _entry(self, name: str) -> StoredModel:
         file, manifest = self.file(name), self.manifest(name)

@@ -10,7 +10,8 @@ class WorkerSpec:
     """One worker to start. `path`: its model file, None for an engine without one; `kv_tokens`: of its whole cache.
 
     `threads`: at most so many. `home`: the folder with what was built and measured on this machine. `host_kv_mb`: MiB
-    of host memory for KV that is evicted; `speculation`: off or ngram. None leaves both to the worker.
+    of host memory for KV that is evicted; `speculation`: off or ngram. None leaves both to the worker. `embeddings`: a
+    model that generates serves embeddings too. `eviction`: which idle KV goes first, lru or slru.
     """
 
     name: str
@@ -24,6 +25,8 @@ class WorkerSpec:
     home: Path | None = None
     host_kv_mb: int | None = None
     speculation: str | None = None
+    embeddings: bool = False
+    eviction: str = "lru"
 
 
 def worker_command(spec: WorkerSpec, *, drain_s: float, log_level: str, itl_p95_s: float | None = None) -> list[str]:
@@ -40,6 +43,7 @@ def worker_command(spec: WorkerSpec, *, drain_s: float, log_level: str, itl_p95_
         "--max-seqs": str(spec.max_seqs),
         "--kv-tokens": str(spec.kv_tokens),
         "--threads": str(spec.threads),
+        "--eviction": spec.eviction,
         "--drain-s": f"{drain_s:g}",
         "--log-level": log_level,
     }
@@ -54,4 +58,5 @@ def worker_command(spec: WorkerSpec, *, drain_s: float, log_level: str, itl_p95_
     if itl_p95_s is not None:
         options["--itl-p95-s"] = str(itl_p95_s)
     flat = [word for option in options.items() for word in option]
-    return [sys.executable, "-m", "engines.worker", *flat, "--kv-events", "--die-with-parent"]
+    flags = ["--embeddings"] if spec.embeddings else []
+    return [sys.executable, "-m", "engines.worker", *flat, *flags, "--kv-events", "--die-with-parent"]

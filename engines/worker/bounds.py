@@ -1,6 +1,6 @@
 """What a generation may ask for: every documented field within its range, or a 400 that names it. Pure.
 
-Nothing is clamped, but for `top_k` beyond the vocabulary, which means the same as no `top_k`.
+Nothing is clamped, but for what means the same: a `top_k` beyond the vocabulary as none, a tiny temperature as 0.
 """
 
 import re
@@ -20,6 +20,7 @@ MAX_STOP_CHARS = 256  # chosen; with MAX_STOPS bounds the automaton to 8192 stat
 MAX_STOP_TOKENS = 128  # chosen
 MAX_LOGIT_BIASES = 1024  # chosen
 MAX_TOP_LOGPROBS = 20  # OpenAI's
+_LEAST_TEMPERATURE = 1e-6  # below, all but the best have no chance, and single precision ends somewhere
 _SALT = re.compile(r"[^@/\\\x00]{1,128}")  # vLLM's rule for cache_salt
 REQUEST_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
@@ -36,7 +37,7 @@ _RANGES = {
     "min_p": _Range(0, 1),
     "presence_penalty": _Range(-2, 2),
     "frequency_penalty": _Range(-2, 2),
-    "repetition_penalty": _Range(0, 10, excludes_low=True),
+    "repetition_penalty": _Range(0.01, 10),  # logits are divided by it
     "n": _Range(1, MAX_CHOICES),
     "seed": _Range(-_INT64, _INT64 - 1),
     "priority": _Range(-_INT64, _INT64 - 1),
@@ -142,7 +143,7 @@ def _sampling(request: ChatRequest | CompletionRequest, vocab_size: int) -> Samp
     """Sampling parameters without `max_tokens`. An absent temperature or top_p is OpenAI's default, 1."""
     top_k = request.top_k or 0
     return SamplingParams(
-        temperature=1.0 if request.temperature is None else request.temperature,
+        temperature=_temperature(request.temperature),
         top_p=1.0 if request.top_p is None else request.top_p,
         top_k=top_k if 0 < top_k < vocab_size else 0,
         min_p=request.min_p or 0.0,
@@ -156,6 +157,12 @@ def _sampling(request: ChatRequest | CompletionRequest, vocab_size: int) -> Samp
         logprobs=_logprobs(request),
         logit_bias=_logit_bias(request.logit_bias or {}, vocab_size),
     )
+
+
+def _temperature(asked: float | None) -> float:
+    if asked is None:
+        return 1.0
+    return asked if asked >= _LEAST_TEMPERATURE else 0.0
 
 
 def _logprobs(request: ChatRequest | CompletionRequest) -> int | None:

@@ -4,7 +4,6 @@ The dialect is the one Hugging Face's templates are written in: trimmed blocks, 
 `strftime_now`, a `tojson` that keeps non-ASCII, and the `generation` block, which changes nothing here.
 """
 
-import json
 import re
 import time
 from collections.abc import Callable, Mapping
@@ -17,11 +16,13 @@ import jinja2.nodes
 import jinja2.parser
 
 from engines.worker.errors import ApiError, invalid
-from engines.worker.template_sandbox import MAX_WIDTH, BoundedEnvironment, Budget, Exhausted
+from engines.worker.template_sandbox import BoundedEnvironment, Budget
+from engines.worker.template_sizes import Exhausted
 
 RENDER_LIMIT_S = 5.0  # chosen; a normal template takes well under a millisecond a message
-MAX_SOURCE_CHARS = 1 << 20  # chosen; published templates have up to 20 thousand
+MAX_SOURCE_CHARS = 1 << 18  # chosen; published templates have up to 20 thousand, and compiling takes 600 MB a million
 _SPARE_STEPS, _STEPS_A_CHAR = 2_000_000, 16  # real templates handle each character a handful of times
+_MOST_STEPS = 64_000_000  # whatever the context; each may be 4 bytes of text
 RESERVED_NAMES = frozenset({"raise_exception", "strftime_now", "range", "dict", "namespace", "loop", "self", "caller"})
 
 _TEMPLATE_BUGS = (
@@ -66,31 +67,33 @@ class ChatTemplate:
         self,
         source: str,
         *,
+        limit_s: float = RENDER_LIMIT_S,
         clock: Callable[[], float] = time.monotonic,
         today: Callable[[], datetime] = lambda: datetime.now(UTC).astimezone(),
     ) -> None:
         if len(source) > MAX_SOURCE_CHARS:
             raise BrokenTemplate("the model's chat template is too long")
         self._environment = BoundedEnvironment(["jinja2.ext.loopcontrols", _GenerationBlock])
-        self._environment.filters["tojson"] = _to_json
         self._environment.globals["raise_exception"] = _reject
         self._environment.globals["strftime_now"] = lambda form: _date(today(), form)
+        self._limit_s = limit_s
         self._clock = clock
         self.knows_developer = "developer" in source
         self.knows_tools = re.search(r"\btools\b", source) is not None
         try:
             self._template = self._environment.compile_bounded(source)
         except (*_TEMPLATE_BUGS, SyntaxError) as error:
-            raise BrokenTemplate(f"the model's chat template cannot be read: {error}") from error
+            why = " ".join(str(error).split())[:200] or "it needs too much memory"
+            raise BrokenTemplate(f"the model's chat template cannot be read: {why}") from error
 
     def render(self, variables: Mapping[str, Any], max_chars: int) -> str:
         """The prompt, of at most `max_chars`.
 
         Raises `ApiError`: 400 when the template refuses the messages or the prompt is too long, 500 when the template
-        breaks, does too much or takes longer than `RENDER_LIMIT_S`.
+        breaks, does too much or takes longer than `limit_s`.
         """
-        deadline = self._clock() + RENDER_LIMIT_S
-        self._environment.use(Budget(_SPARE_STEPS + _STEPS_A_CHAR * max_chars, deadline, self._clock))
+        deadline = self._clock() + self._limit_s
+        self._environment.use(Budget(min(_SPARE_STEPS + _STEPS_A_CHAR * max_chars, _MOST_STEPS), deadline, self._clock))
         try:
             return self._rendered(variables, max_chars)
         except TemplateRejection as error:
@@ -122,19 +125,3 @@ def _date(now: datetime, form: str) -> str:
     if len(form) > 64 or re.search(r"%[^%A-Za-z]", form):
         raise ValueError("not a form for a date")
     return now.strftime(form)
-
-
-@jinja2.pass_environment
-def _to_json(  # noqa: PLR0917  # the parameters of Hugging Face's filter
-    environment: Any,
-    value: object,
-    ensure_ascii: bool = False,
-    indent: int | None = None,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    """JSON that is read by a model, not by a browser: nothing is escaped for HTML."""
-    width = min(indent, MAX_WIDTH) if isinstance(indent, int) else None
-    text = json.dumps(value, ensure_ascii=ensure_ascii, indent=width, separators=separators, sort_keys=sort_keys)
-    environment.spend(len(text))
-    return text

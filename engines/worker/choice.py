@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from engines.core.sequence import FinishReason, SequenceDelta, TokenLogprob
 from engines.worker.detokenizer import Detokenizer
-from engines.worker.errors import ApiError, unavailable
+from engines.worker.errors import ApiError, invalid, unavailable
 from engines.worker.output.parts import Part, merged
 from engines.worker.output.reply import ReplyReader
 from engines.worker.stops import StopMatcher, StopScanner
@@ -67,6 +67,7 @@ class Choice:
         self._min_tokens = min_tokens
         self._eos_ids = eos_ids
         self._reply = reply
+        self._is_plain = matcher is None and reply is None
         self.reasoning_tokens: int | None = 0 if reply is not None and reply.reads_reasoning else None
         self._logprobs: list[TokenLogprob] = []
 
@@ -77,6 +78,8 @@ class Choice:
         """
         if self.finish is not None:
             return None
+        if self._is_plain and delta.finish_reason is None:
+            return self._absorb_plain(delta)
         _check_alive(delta)
         self.cached_tokens = delta.cached_tokens
         text, parts = self._absorb_tokens(delta)
@@ -92,6 +95,17 @@ class Choice:
             return None
         logprobs, self._logprobs = tuple(self._logprobs), []
         return Piece(self.index, text, logprobs, self.finish, merged(parts))
+
+    def _absorb_plain(self, delta: SequenceDelta) -> Piece | None:
+        """The same, where nothing reads the text and it goes on: what nearly every token of a stream comes to."""
+        self.cached_tokens = delta.cached_tokens
+        self.num_tokens = delta.num_output
+        self._logprobs.extend(delta.logprobs or ())
+        text = self._detokenizer.feed([self._piece_of(token) for token in delta.token_ids])
+        if not text:
+            return None
+        logprobs, self._logprobs = tuple(self._logprobs), []
+        return Piece(self.index, text, logprobs)
 
     def _absorb_tokens(self, delta: SequenceDelta) -> tuple[str, list[Part]]:
         logprobs = delta.logprobs or ()
@@ -154,6 +168,8 @@ class Choice:
 
 
 def _check_alive(delta: SequenceDelta) -> None:
+    if delta.finish_reason is FinishReason.ERROR and "grammar" in delta.error:  # the caller's own is at its bounds
+        raise invalid(None, f"the answer cannot follow what was asked for: {delta.error}", code="grammar_failed")
     if delta.finish_reason is FinishReason.ERROR:
         raise ApiError(500, "the engine failed in this request", code="engine_failed")
     if delta.finish_reason is FinishReason.ABORT:

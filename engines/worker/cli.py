@@ -213,7 +213,7 @@ def _serve(options: EngineOptions, settings: WorkerSettings, place: _Place) -> N
     from engines.worker.server import bind, run
 
     def leave(*_: object) -> None:
-        raise SystemExit(0)
+        os._exit(0)  # an exception would be dropped where it meets a finalizer or a callback of the library
 
     signal.signal(signal.SIGTERM, leave)  # while loading; the server sets its own
     signal.signal(signal.SIGINT, leave)

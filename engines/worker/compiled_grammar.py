@@ -14,7 +14,7 @@ from engines.core.grammar import GrammarFault, Mask, mask_words
 from engines.worker.grammar_spec import GrammarError
 
 _LISTING = re.compile(r"\n\s*\d+ \| ")
-_TRIED_TOKENS = 16  # of those that a grammar forces at its start; chosen
+_TRIED_TOKENS = 16  # of a text that begins as the grammar allows; chosen
 _SPARE_S, _TOKEN_S = 1.0, 0.005  # CPU time a grammar may take: so much, and so much more for each token; chosen
 
 
@@ -33,7 +33,7 @@ class CompiledGrammar:
         return CompiledState(self._matcher.deep_copy(), self._num_words)
 
     def check(self) -> None:
-        """Try it out as far as it leaves no choice.
+        """Try it out for some tokens: what it forces, else what comes first in the vocabulary.
 
         Raises `GrammarError` if it generates nothing, `GrammarFault` if it exceeds its bounds.
         """
@@ -43,9 +43,9 @@ class CompiledGrammar:
             raise GrammarError("The grammar matches nothing, or nothing but the empty text.")
         if not (mask & ~self._ends).any():
             raise GrammarError("The grammar matches nothing that this model can write, or nothing but the empty text.")
-        for token in state.forced()[:_TRIED_TOKENS]:
-            state.accept(token)
-            if not state.can_go_on(mask):
+        for _ in range(_TRIED_TOKENS):
+            state.accept(next(iter(state.forced()), None) or _first_token(mask & ~self._ends))
+            if not state.can_go_on(mask) or not (mask & ~self._ends).any():
                 return
 
 
@@ -107,6 +107,13 @@ class CompiledState:
             raise GrammarFault(f"The grammar cannot go on: {first_line(self._matcher.get_error())}.")
         if self._left_s < 0:
             raise GrammarFault("The grammar takes too much time to apply.")
+
+
+def _first_token(mask: Mask) -> int:
+    """The lowest that a mask of some allows."""
+    word = int(np.flatnonzero(mask)[0])
+    bits = int(mask[word])
+    return word * 32 + (bits & -bits).bit_length() - 1
 
 
 def first_line(error: str) -> str:

@@ -40,11 +40,12 @@ class GenerateEndpoint:
 
     async def _answer(self, exchange: Exchange, body: bytes, entry: RequestEntry) -> None:
         service = self._service
-        prepared = await service.prepare(lambda: self._surface.prepare(body))
-        spec = prepared.spec
-        entry.is_streaming, entry.lane = spec.is_streaming, spec.lane.value
-        entry.num_choices = len(prepared.prompts) * spec.num_choices
-        grammar = await service.grammar_of(prepared.constraint) if prepared.constraint is not None else None
+        async with service.until_stopped():
+            prepared = await service.prepare(lambda: self._surface.prepare(body))
+            spec, constraint = prepared.spec, prepared.constraint
+            entry.is_streaming, entry.lane = spec.is_streaming, spec.lane.value
+            entry.num_choices = len(prepared.prompts) * spec.num_choices
+            grammar = await service.grammar_of(constraint, spec.salt) if constraint is not None else None
         with service.open_generation(entry.arrival) as generation:
             generation.start(self._sequences(prepared, grammar, entry.arrival))
             try:

@@ -40,7 +40,8 @@ class Generation:
         self._choices: dict[str, Choice] = {}
         self._last_token: dict[str, float] = {}
         self._pending: list[Piece] = []
-        self._wake = asyncio.Event()
+        self._num_unfinished = 0
+        self._waiting: asyncio.Future[None] | None = None  # the reader
         self._failure: ApiError | None = None
         self.ttft_s: float | None = None
 
@@ -61,6 +62,7 @@ class Generation:
         """Queue all sequences, or none and raise `ApiError`."""
         for request, choice in requests:
             self._choices[request.id] = choice
+            self._num_unfinished += 1
             refusal = self._link.submit(request, self._arrive)
             if refusal is not None:
                 self._abort_all()
@@ -70,7 +72,7 @@ class Generation:
         """End all of it; the reader gets what has arrived, then `error`. The first failure counts."""
         self._failure = self._failure or error
         self._abort_all()
-        self._wake.set()
+        self._wake()
 
     async def next_pieces(self) -> list[Piece]:
         """What has arrived since the last call, at least one piece; empty when all choices are finished and read.
@@ -80,10 +82,10 @@ class Generation:
         while not self._pending:
             if self._failure is not None:
                 raise self._failure
-            if all(choice.finish is not None for choice in self._choices.values()):
+            if not self._num_unfinished:
                 return []
-            self._wake.clear()
-            await self._wake.wait()
+            self._waiting = asyncio.get_running_loop().create_future()
+            await self._waiting
         pieces, self._pending = self._pending, []
         return pieces
 
@@ -98,11 +100,17 @@ class Generation:
         if piece is None:
             return
         if piece.finish is not None:
+            self._num_unfinished -= 1
             self._link.abort(delta.request_id)  # the engine does not know of a stop string
         self._pending.append(piece)
-        self._wake.set()
+        self._wake()
         if len(self._pending) > self._max_pending:
             self.fail(unavailable("the client reads too slowly", code="slow_client"))
+
+    def _wake(self) -> None:
+        waiting, self._waiting = self._waiting, None
+        if waiting is not None and not waiting.done():  # done: cancelled, as the client left
+            waiting.set_result(None)
 
     def _observe(self, delta: SequenceDelta) -> None:
         now = self._clock()

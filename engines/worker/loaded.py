@@ -1,7 +1,7 @@
 """An engine made ready: model, scheduler and thread put together, whichever runner it is."""
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from engines.core.admission import SchedulerSettings
 from engines.core.embedding import EmbeddingModel
@@ -16,6 +16,7 @@ from engines.worker.engine_loaders import CannotStart, EmbeddingParts, Generatin
 from engines.worker.engine_options import EngineOptions
 from engines.worker.kv_events import CannotPublish, KvEventPublisher, KvEventSettings, Snapshot
 from engines.worker.no_engine import NoEngine
+from engines.worker.served_file import ServedFile
 from engines.worker.step_log import StepLog
 from observability import logs
 
@@ -27,7 +28,7 @@ class LoadedEngine:
     """A model and the engine that runs it, started or not. `adds_bos`: plain prompts begin with the model's BOS.
 
     `settings`: the engine's; None, and a `NoEngine`, where the model only embeds or ranks. `embeddings`: what answers
-    for vectors and scores; None where the model only generates.
+    for vectors and scores; None where the model only generates. `file`: what the weights are read from while it runs.
     """
 
     model: TextModel
@@ -38,6 +39,7 @@ class LoadedEngine:
     step_log: StepLog | None = None
     kv_events: KvEventPublisher | None = None
     embeddings: EmbeddingModel | None = None
+    file: ServedFile | None = None
 
     @property
     def generates(self) -> bool:
@@ -85,9 +87,10 @@ class LoadedEngine:
 
 def load_engine(options: EngineOptions) -> LoadedEngine:
     """The engine asked for, not started. Raises `CannotStart`. Takes as long as the model's file takes to read."""
+    file = ServedFile.of(options.path) if options.path is not None and options.engine == "gguf" else None
     parts = load_parts(options)
     try:
-        return _assembled(options, parts)
+        return replace(_assembled(options, parts), file=file)
     except BaseException as error:
         parts.close()
         if isinstance(error, ValueError | OSError | BrokenTemplate | CannotPublish):

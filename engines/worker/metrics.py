@@ -13,6 +13,7 @@ from prometheus_client.registry import Collector
 
 from engines.core.load import EngineLoad
 from engines.step_cost import StepCost
+from engines.worker.gap_histogram import GapHistogram
 from engines.worker.request_log import Outcome
 from policies.lane import Lane
 
@@ -77,13 +78,9 @@ class WorkerMetrics:
             registry=self._registry,
             buckets=_TTFT_BUCKETS,
         ).labels(*labels)
-        self._itl = Histogram(
-            f"{_PREFIX}inter_token_latency_seconds",
-            "Gap between consecutive tokens of a sequence.",
-            _LABELS,
-            registry=self._registry,
-            buckets=_ITL_BUCKETS,
-        ).labels(*labels)
+        name, text = f"{_PREFIX}inter_token_latency_seconds", "Gap between consecutive tokens of a sequence."
+        self._itl = GapHistogram(name, text, _LABELS, labels, _ITL_BUCKETS)
+        self._registry.register(self._itl)
         outcomes = Counter(
             f"{_PREFIX}requests", "Requests by how they ended.", (*_LABELS, "outcome"), registry=self._registry
         )
@@ -103,8 +100,7 @@ class WorkerMetrics:
 
     def next_tokens(self, gap_s: float, num_tokens: int) -> None:
         """`num_tokens` came at once, this long after the ones before."""
-        for _ in range(num_tokens):
-            self._itl.observe(gap_s / num_tokens)
+        self._itl.count(gap_s, num_tokens)
 
     def ended(self, outcome: Outcome) -> None:
         """A request ended."""

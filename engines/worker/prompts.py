@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from engines.core.plan import TextModel
-from engines.worker.chat_template import RESERVED_NAMES, ChatTemplate
+from engines.worker.chat_template import RENDER_LIMIT_S, RESERVED_NAMES, ChatTemplate
 from engines.worker.content_guard import ContentGuard, special_pattern
 from engines.worker.conversation import content_chars, template_messages
 from engines.worker.errors import ApiError, invalid
@@ -50,15 +50,23 @@ class PromptBuilder:
     """One model's way from text to tokens. Thread-safe.
 
     `max_tokens`: longest sequence the worker can hold; a prompt must leave room for one more token. `adds_bos`: a
-    plain prompt begins with the model's BOS (a chat template writes its own).
+    plain prompt begins with the model's BOS (a chat template writes its own). `render_limit_s`: of a chat template.
     """
 
-    def __init__(self, model: TextModel, vocab_size: int, max_tokens: int, *, adds_bos: bool = False) -> None:
+    def __init__(
+        self,
+        model: TextModel,
+        vocab_size: int,
+        max_tokens: int,
+        *,
+        adds_bos: bool = False,
+        render_limit_s: float = RENDER_LIMIT_S,
+    ) -> None:
         self._model = model
         self._vocab_size = vocab_size
         self.max_tokens = max_tokens
         self._bos = tuple(model.encode(model.bos_text, special=True)) if adds_bos and model.bos_text else ()
-        self._template = ChatTemplate(model.chat_template) if model.chat_template else None
+        self._template = ChatTemplate(model.chat_template, limit_s=render_limit_s) if model.chat_template else None
         self._special = special_pattern(model.special_texts)
         self._max_bytes = max_tokens * _longest_piece_bytes(model, vocab_size)
 

@@ -28,7 +28,8 @@ async def answer_request(
     with service.open_request():
         try:
             check()
-            body = await exchange.read_body(service.settings.max_body_bytes, service.settings.body_timeout_s)
+            async with service.until_stopped():
+                body = await exchange.read_body(service.settings.max_body_bytes, service.settings.body_timeout_s)
             await exchange.while_connected(respond(exchange, body, entry))
             entry.complete()
         except ClientGone:

@@ -15,9 +15,10 @@ from typing import Any
 import uvicorn
 import uvloop
 
-from engines.plain_http import PlainHttpProtocol
+from engines.plain_http import BoundedHttpProtocol
 from engines.worker.app import build_app
 from engines.worker.loaded import CannotStart, LoadedEngine
+from engines.worker.served_file import until_changed
 from engines.worker.service import Service
 from engines.worker.settings import WorkerSettings
 from observability import logs
@@ -57,7 +58,10 @@ def _listen(listener: socket.socket) -> None:
 
 
 def run(loaded: LoadedEngine, settings: WorkerSettings, listener: socket.socket, on_ready: Callable[[], None]) -> None:
-    """Serve until SIGTERM or SIGINT, then drain. Returns when all is closed; the engine is stopped in any case."""
+    """Serve until SIGTERM or SIGINT, then drain. Returns when all is closed; the engine is stopped in any case.
+
+    Raises `CannotStart` when the model's file was changed under it.
+    """
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(_serve(loaded, settings, listener, on_ready))
@@ -84,9 +88,11 @@ async def _serve(
     server = _Server(_config(service), on_ready)
     serving = asyncio.ensure_future(server.serve(sockets=[listener]))
     try:
-        await _first(serving, stop)
+        is_changed = await _first(serving, stop, loaded)
         if serving.done():
             serving.result()  # it never ends by itself; if it broke, say how
+        if is_changed:
+            service.end_open_requests()  # what they would still get is noise
         logs.get().info("worker.draining", requests=service.num_requests)
         is_complete = await service.drain()
         logs.get().info("worker.drained", is_complete=is_complete, requests=service.num_requests)
@@ -94,13 +100,23 @@ async def _serve(
         await serving
     finally:
         service.close()
+    if is_changed and loaded.file is not None:
+        raise CannotStart(
+            f"the model file {loaded.file.path} was written to while it was served; give a new model a file of its "
+            "own, or move it over the old one"
+        )
 
 
-async def _first(serving: asyncio.Future[None], stop: asyncio.Event) -> None:
+async def _first(serving: asyncio.Future[None], stop: asyncio.Event, loaded: LoadedEngine) -> bool:
+    """Wait for the server's end, a signal, or a change of the model's file; whether it was the last."""
     stopping = asyncio.ensure_future(stop.wait())
-    both: set[asyncio.Future[Any]] = {serving, stopping}
-    await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+    changing = asyncio.ensure_future(until_changed(loaded.file))
+    all_ends: set[asyncio.Future[Any]] = {serving, stopping, changing}
+    await asyncio.wait(all_ends, return_when=asyncio.FIRST_COMPLETED)
     stopping.cancel()
+    is_changed = changing.done()
+    changing.cancel()
+    return is_changed
 
 
 class _Server(uvicorn.Server):
@@ -122,7 +138,7 @@ class _Server(uvicorn.Server):
 def _config(service: Service) -> uvicorn.Config:
     return uvicorn.Config(
         build_app(service),
-        http=PlainHttpProtocol,
+        http=BoundedHttpProtocol,
         ws="none",
         lifespan="off",
         interface="asgi3",

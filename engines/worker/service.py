@@ -6,9 +6,9 @@ Built once by the composition root on a running loop; everything a route needs i
 import asyncio
 import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import asynccontextmanager, contextmanager, suppress
 from typing import TypeVar
 
 from engines.core.grammar import Grammar
@@ -69,11 +69,14 @@ class Service:
         self.chat = ChatSurface(served)
         self.completions = CompletionSurface(served)
         self._grammars = GrammarCompiler(model, vocab_size)
+        if loaded.generates:
+            self._grammars.warm_up()
         self.vectors = VectorSource(loaded.embeddings, vocab_size) if loaded.embeddings is not None else None
         self.num_requests = 0
         self.is_draining = False
         self._num_preparing = 0
         self._generations: set[Generation] = set()
+        self._waits: set[asyncio.Timeout] = set()
         self._idle = asyncio.Event()
         self._idle.set()
         self._pool = ThreadPoolExecutor(settings.prepare_threads, thread_name_prefix="prepare")
@@ -118,13 +121,17 @@ class Service:
         except RecursionError:
             raise invalid(None, "the body is nested too deeply") from None
 
-    async def grammar_of(self, constraint: Constraint) -> Grammar:
-        """The grammar of a constraint, compiled off the loop. Raises `ApiError` that names its field."""
+    async def grammar_of(self, constraint: Constraint, salt: str) -> Grammar:
+        """The grammar of a constraint, compiled off the loop and kept for this salt.
+
+        Raises `ApiError` that names its field.
+        """
         vocab_size = self.loaded.vocab_size
         try:
-            grammar: Grammar = await self._grammars.compile(constraint.spec)
+            grammar: Grammar = await self._grammars.compile(constraint.spec, salt)
             if constraint.calls is not None:
-                grammar = EitherGrammar(grammar, await self._grammars.compile(constraint.calls), vocab_size)
+                calls = await self._grammars.compile(constraint.calls, salt)
+                grammar = EitherGrammar(grammar, calls, vocab_size)
         except GrammarError as error:
             if error.is_callers_fault:
                 raise invalid(constraint.param, f"`{constraint.param}`: {error.message}") from None
@@ -142,6 +149,19 @@ class Service:
             self.num_requests -= 1
             if self.num_requests == 0:
                 self._idle.set()
+
+    @asynccontextmanager
+    async def until_stopped(self) -> AsyncIterator[None]:
+        """A wait, for a body or a grammar, that ends with `ApiError` 503 when open requests are ended."""
+        try:
+            async with asyncio.timeout(None) as wait:
+                self._waits.add(wait)
+                try:
+                    yield
+                finally:
+                    self._waits.discard(wait)
+        except TimeoutError:
+            raise stopping() from None
 
     @contextmanager
     def open_generation(self, arrival: float) -> Iterator[Generation]:
@@ -167,7 +187,10 @@ class Service:
         return False
 
     def end_open_requests(self) -> None:
-        """End all generations, and all that is embedded or ranked, with an error, at once."""
+        """End all waits and generations, and all that is embedded or ranked, with an error, at once."""
+        for wait in self._waits:
+            wait.reschedule(0)
+        self._waits.clear()
         for generation in list(self._generations):
             generation.fail(stopping())
         if self.vectors is not None:

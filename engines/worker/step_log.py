@@ -10,6 +10,7 @@ import msgspec
 
 from engines.core.outlook import StepRecord
 from engines.core.plan import Restore, Save
+from observability import logs
 
 _MAX_BYTES = 64 << 20  # of a file; chosen: some 100,000 steps
 
@@ -50,20 +51,29 @@ class StepLog:
     """The newest steps in `path`, those before in `path` with `.1` behind; each at most `max_bytes` and a line long."""
 
     def __init__(self, path: Path, max_bytes: int = _MAX_BYTES) -> None:
-        """Start the file anew. Raises OSError where it cannot be written."""
+        """Start the file anew. Raises OSError, whose message says so, where it cannot be written."""
         self._path = path
         self._max_bytes = max_bytes
         self._num_bytes = 0
-        self._file = path.open("wb", buffering=0)
+        try:
+            self._file = path.open("wb", buffering=0)
+        except OSError as error:
+            raise OSError(f"the step log {path} cannot be written: {error.strerror}") from error
 
     def __repr__(self) -> str:
         return f"<StepLog {self._path} bytes={self._num_bytes}>"
 
     def write(self, record: StepRecord) -> None:
-        """Append a step. Raises OSError when it cannot."""
-        if self._num_bytes >= self._max_bytes:
-            self._turn_over()
-        self._num_bytes += self._file.write(msgspec.json.encode(_logged(record)) + b"\n")
+        """Append a step. Where it cannot, the log ends with a warning: steps go on without it."""
+        if self._file.closed:
+            return
+        try:
+            if self._num_bytes >= self._max_bytes:
+                self._turn_over()
+            self._num_bytes += self._file.write(msgspec.json.encode(_logged(record)) + b"\n")
+        except OSError as error:
+            self._file.close()
+            logs.get().warning("step_log.ended", path=str(self._path), reason=error.strerror)
 
     def close(self) -> None:
         """Nothing is written any more. Harmless a second time."""

@@ -9,8 +9,9 @@ import jinja2
 import jinja2.nodes
 import jinja2.visitor
 
-SPEND, TURNS, JOINED, BUILT = "_spend", "_turns", "_joined", "_built"
-_NAMES = {SPEND, TURNS, JOINED, BUILT}
+SPEND, TURNS, JOINED, BUILT, MAPPED = "_spend", "_turns", "_joined", "_built", "_mapped"
+_NAMES = {SPEND, TURNS, JOINED, BUILT, MAPPED}
+_MAX_INT_BITS = 60  # of constants; as of numbers that templates compute
 
 
 class Metered(jinja2.visitor.NodeTransformer):
@@ -55,7 +56,14 @@ class Metered(jinja2.visitor.NodeTransformer):
     def visit_Dict(self, node: jinja2.nodes.Dict) -> jinja2.nodes.Node:  # noqa: N802  # by the node's name
         """`{a: b}`."""
         self.generic_visit(node)
-        return _call(BUILT, [node], node.lineno)
+        pairs = [jinja2.nodes.Tuple([one.key, one.value], "load", lineno=node.lineno) for one in node.items]
+        return _call(MAPPED, [jinja2.nodes.List(pairs, lineno=node.lineno)], node.lineno)
+
+    def visit_Const(self, node: jinja2.nodes.Const) -> jinja2.nodes.Node:  # noqa: N802  # by the node's name
+        """A number that is written out."""
+        if isinstance(node.value, int) and node.value.bit_length() > _MAX_INT_BITS:
+            raise jinja2.TemplateSyntaxError("a number is too large", node.lineno)
+        return node
 
     def visit_Tuple(self, node: jinja2.nodes.Tuple) -> jinja2.nodes.Node:  # noqa: N802  # by the node's name
         """`(a, b)`, unless it is assigned to."""

@@ -7,7 +7,7 @@ text or a list spends its length before it is made. Constants are folded while c
 
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from functools import wraps
 from typing import Any
 
@@ -17,24 +17,21 @@ import jinja2.sandbox
 import jinja2.utils
 from jinja2.exceptions import SecurityError
 
-from engines.worker.template_meter import BUILT, JOINED, SPEND, TURNS, Metered
-
-MAX_WIDTH = 1000  # of padding, indents and number formats; chosen
-_MAX_INT_BITS = 4096  # of numbers that templates compute; chosen
-_COMPILE_STEPS = 1_000_000  # for constants folded while compiling; chosen
-# Left out: they pad or build without bound, draw at random, or make HTML.
-_NO_FILTERS = (
-    *("center", "wordwrap", "urlize", "xmlattr", "striptags", "pprint", "random", "filesizeformat", "batch", "slice"),
-    *("wordcount", "urlencode", "groupby"),
+from engines.worker.template_filters import BOUNDED, CHEAP, LEFT_OUT
+from engines.worker.template_meter import BUILT, JOINED, MAPPED, SPEND, TURNS, Metered
+from engines.worker.template_sizes import (
+    MAX_INT_BITS,
+    Exhausted,
+    bits,
+    check_number,
+    check_text_call,
+    size,
+    text_size,
+    whole_size,
 )
-# Do not look at all members of a list, which templates use in loops over that list.
-_CHEAP_FILTERS = frozenset({"length", "count", "first", "last", "default", "d", "items", "map", "select", "selectattr"})
+
+_COMPILE_STEPS = 1_000_000  # for constants folded while compiling; chosen
 _NO_GLOBALS = ("lipsum", "cycler", "joiner")
-_PADDING = frozenset({"ljust", "rjust", "center", "zfill", "expandtabs"})
-
-
-class Exhausted(jinja2.TemplateError):
-    """A template used more than its budget."""
 
 
 class Budget:
@@ -62,22 +59,17 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def __init__(self, extensions: list[Any]) -> None:
         super().__init__(trim_blocks=True, lstrip_blocks=True, extensions=extensions, finalize=self._finalized)
         self._current = threading.local()
-        for name in _NO_FILTERS:
+        for name in LEFT_OUT:
             del self.filters[name]
         for name in _NO_GLOBALS:
             del self.globals[name]
         self.globals["namespace"] = _Namespace
         self.globals["dict"] = self._dict
-        self.filters["join"] = _join
-        self.filters["replace"] = _replace
-        self.filters["indent"] = _indent
-        self.filters["format"] = _format
-        calls: dict[str, Any] = {**self.filters}
-        self.filters = {
-            name: self._spending(call, _text_size if name in _CHEAP_FILTERS else _size) for name, call in calls.items()
-        }
+        self.globals["range"] = _range
+        calls: dict[str, Any] = {**self.filters, **BOUNDED}
+        self.filters = {name: self._spending(call, is_cheap=name in CHEAP) for name, call in calls.items()}
         tests: dict[str, Any] = {**self.tests}
-        self.tests = {name: self._spending(call, _text_size) for name, call in tests.items()}
+        self.tests = {name: self._spending(call, is_cheap=True) for name, call in tests.items()}
 
     def use(self, budget: Budget | None) -> None:
         """What this thread's renderings spend from now on; None ends it."""
@@ -91,7 +83,8 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             Metered().visit(tree)
             tree.set_environment(self)
             code = self.compile(tree)
-            variables = {SPEND: self.spend, TURNS: self._turns, JOINED: self._joined, BUILT: self._built}
+            variables = {SPEND: self.spend, TURNS: self._turns, JOINED: self._joined}
+            variables |= {BUILT: self._built, MAPPED: self._mapped}
             return self.template_class.from_code(self, code, self.make_globals(variables))
         finally:
             self.use(None)
@@ -111,21 +104,26 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         if operator == "*":
             self._check_product(left, right)
         elif operator == "**":
-            if _bits(left) * abs(right) > _MAX_INT_BITS:
+            if abs(right) * (bits(left) or 1) > MAX_INT_BITS:
                 raise Exhausted("a number is too large")
         elif operator == "+" and not isinstance(left, int | float):
-            self.spend(_size(left) + _size(right))
-        return super().call_binop(context, operator, left, right)
+            self.spend(size(left) + size(right))
+        result = super().call_binop(context, operator, left, right)
+        check_number(result)
+        return result if isinstance(result, str) else self._built(result)
 
     def call(self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: PYI063  # Jinja's
         """A call of a function or method, if what it makes is small enough."""
-        self.spend(1 + sum(_text_size(arg) for arg in (*args, *kwargs.values())))
+        self.spend(1 + sum(text_size(arg) for arg in (*args, *kwargs.values())))
         owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
         if isinstance(owner, str):
-            _check_text_call(name, owner, args, kwargs, self.spend)
-        elif isinstance(owner, int | float | bytes):
-            raise SecurityError("methods of numbers are not allowed")
-        return super().call(__context, __obj, *args, **kwargs)
+            if name == "join" and args and not isinstance(args[0], list | tuple | dict):
+                args = (list(self._counted(args[0])), *args[1:])
+            check_text_call(name, owner, args, kwargs, self.spend)
+        elif isinstance(owner, int | float | bytes | type):
+            raise SecurityError("methods of numbers and types are not allowed")
+        result = super().call(__context, __obj, *args, **kwargs)
+        return self._built(result) if isinstance(result, list | tuple | dict | set) else result
 
     def wrap_str_format(self, value: Any) -> Callable[..., str] | None:
         """Refuse `str.format`, whose widths nobody can bound beforehand."""
@@ -135,17 +133,17 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def _check_product(self, left: Any, right: Any) -> None:
         if isinstance(left, int | float) and isinstance(right, int | float):
-            if _bits(left) + _bits(right) > _MAX_INT_BITS:
+            if bits(left) + bits(right) > MAX_INT_BITS + 1:
                 raise Exhausted("a number is too large")
             return
         count, repeated = (left, right) if isinstance(left, int) else (right, left)
         if isinstance(count, int):
-            self.spend(max(0, count) * max(1, _size(repeated)))
+            self.spend(max(0, count) * max(1, size(repeated)))
 
     def _finalized(self, value: Any) -> Any:
         """What is printed, also into a variable."""
         if getattr(self._current, "budget", None) is not None:
-            self.spend(1 + _size(value) if isinstance(value, str) else 1)
+            self.spend(1 + whole_size(value))
         return value
 
     def _turns(self, values: Iterable[Any]) -> Iterable[Any]:
@@ -158,37 +156,41 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             yield value
 
     def _built(self, value: Any) -> Any:
-        """A list or the like that the template has just made. All that it holds counts, shared parts each time.
-
-        Otherwise a list of a list twice, forty times over, would be small until it is printed or compared.
-        """
-        pending = [value]
-        while pending:
-            found = pending.pop()
-            self.spend(1 + _size(found))
-            if isinstance(found, dict):
-                pending.extend(found.values())
-            elif isinstance(found, list | tuple):
-                pending.extend(found)
+        """A list or the like that the template has just made, spent with all that it holds."""
+        self.spend(whole_size(value))
         return value
 
-    def _dict(self, *args: Any, **kwargs: Any) -> Any:
-        return self._built(dict(*args, **kwargs))
+    def _mapped(self, pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:
+        """`{a: b}`. One pair after the other, because keys can be chosen so that they collide."""
+        mapped = {}
+        for key, value in pairs:
+            self.spend()
+            mapped[key] = value
+        self.spend(whole_size(mapped))
+        return mapped
+
+    def _dict(self, pairs: Any = (), **named: Any) -> Any:
+        given = pairs.items() if isinstance(pairs, dict) else pairs
+        return self._mapped([*given, *named.items()])
 
     def _joined(self, *values: Any) -> str:
         """What `~` makes."""
-        texts = [str(value) for value in values]
-        self.spend(sum(map(len, texts)))
-        return "".join(texts)
+        self.spend(sum(map(whole_size, values)))
+        return "".join(map(str, values))
 
-    def _spending(self, call: Callable[..., Any], size_of: Callable[[object], int]) -> Callable[..., Any]:
-        """A filter or test that spends what it is given, by `size_of`, and the text or list it gives back."""
+    def _spending(self, call: Callable[..., Any], *, is_cheap: bool) -> Callable[..., Any]:
+        """A filter or test that spends what it is given and the text or list it gives back.
+
+        `is_cheap`: only text counts.
+        """
+        size_of = text_size if is_cheap else whole_size
 
         @wraps(call)
         def spending(*args: Any, **kwargs: Any) -> Any:
             self.spend(1 + sum(map(size_of, args)))
             result = call(*args, **kwargs)
             self.spend(size_of(result))
+            check_number(result)
             return result
 
         return spending
@@ -217,77 +219,8 @@ class _Turns:
             yield value
 
 
-def _size(value: object) -> int:
-    """What a value counts: characters, or members."""
-    if isinstance(value, str | bytes | list | tuple | dict | set | frozenset | range):
-        return len(value)
-    return _bits(value) // 64 if isinstance(value, int) else 0
-
-
-def _text_size(value: object) -> int:
-    """What a value counts where only text is looked at."""
-    return len(value) if isinstance(value, str) else 0
-
-
-def _bits(value: object) -> int:
-    return value.bit_length() if isinstance(value, int) else 64
-
-
-def _check_text_call(
-    name: str, text: str, args: tuple[Any, ...], kwargs: Mapping[str, Any], spend: Callable[[int], str]
-) -> None:
-    """Bounds of `str` methods that can make more than they are given."""
-    if name in _PADDING and any(isinstance(arg, int) and arg > MAX_WIDTH for arg in (*args, *kwargs.values())):
-        raise Exhausted("a padding is too wide")
-    if name == "expandtabs":
-        spend(MAX_WIDTH * text.count("\t"))
-    elif name == "replace" and len(args) >= 2:
-        spend(_replaced_size(text, args[0], args[1]))
-    elif name == "join" and args:
-        spend(_joined_size(text, args[0]))
-    else:
-        spend(len(text))
-
-
-def _replaced_size(text: str, old: object, new: object) -> int:
-    return len(text) + text.count(str(old)) * len(str(new))
-
-
-def _joined_size(glue: str, values: object) -> int:
-    if not isinstance(values, list | tuple):
-        return 0
-    return len(glue) * len(values) + sum(_size(value) for value in values)
-
-
-@jinja2.pass_environment
-def _join(environment: Any, value: Iterable[Any], d: str = "", attribute: str | int | None = None) -> str:
-    """Jinja's `join`, its length spent before the text is made."""
-    if attribute is not None:
-        getter = jinja2.filters.make_attrgetter(environment, attribute)
-        value = map(getter, value)
-    texts = []
-    for item in value:
-        texts.append(str(item))
-        environment.spend(1 + len(texts[-1]) + len(d))
-    return str(d).join(texts)
-
-
-@jinja2.pass_environment
-def _replace(environment: Any, s: str, old: str, new: str, count: int | None = None) -> str:
-    """Jinja's `replace`, its length spent before the text is made."""
-    text = str(s)
-    environment.spend(_replaced_size(text, old, new))
-    return text.replace(str(old), str(new), -1 if count is None else count)
-
-
-@jinja2.pass_environment
-def _indent(environment: Any, s: str, width: int | str = 4, first: bool = False, blank: bool = False) -> str:
-    """Jinja's `indent`, with a bounded width."""
-    step = width if isinstance(width, str) else " " * min(width, MAX_WIDTH)
-    environment.spend(len(s) + len(step) * (s.count("\n") + 1))
-    return str(jinja2.filters.do_indent(s, step, first, blank))
-
-
-def _format(*_args: object, **_fields: object) -> str:
-    """Jinja's `format`: refused, as `%` is."""
-    raise SecurityError("formatting with % is not allowed")
+def _range(*bounds: int) -> range:
+    """Jinja's bounded `range`, of numbers that templates compute."""
+    for bound in bounds:
+        check_number(bound)
+    return jinja2.sandbox.safe_range(*bounds)

@@ -28,6 +28,7 @@ from gateway.admin.keys import Keys
 from gateway.admin.oidc import People
 from gateway.admin.openapi import openapi
 from gateway.admin.operations import Config, Counted, Operations, Reload, nothing_to_reload
+from gateway.admin.prefixes import Prefixes
 from gateway.admin.tenancy import Tenancy
 from gateway.admin.usage import Usage
 from gateway.errors import ClientError, Problem
@@ -91,6 +92,7 @@ def admin_endpoints(
         *Keys(store, Places(store), applied, clock).endpoints(),
         *Audit(store).endpoints(),
         *operations.endpoints(),
+        *Prefixes(control, store).endpoints(),
     )
     if usage is not None:
         versioned += usage.endpoints()

@@ -15,8 +15,10 @@ from gateway.admin.connection import AdminClient, CommandFailed, NotFound
 from gateway.admin.limit_commands import limits
 from gateway.admin.names import ORGANIZATION, PROJECT, Kind, find_id
 from gateway.admin.options import a_name, choice, key_id, one_word, segment, words
+from gateway.admin.prefix_commands import prefixes
 from gateway.admin.receipt_report import candidates_report, request_of
 from gateway.admin.usage_commands import usage
+from gateway.admin.warm_command import warm
 from policies.lane import Lane
 from policies.tenant import Role
 
@@ -67,6 +69,7 @@ def mount(app: typer.Typer) -> None:
     app.add_typer(replica, name="replica")
     app.add_typer(usage, name="usage")
     app.command("audit", epilog="Example: warmlane audit --project demo --action limits.set --from 2026-11-01")(audit)
+    app.command("prefixes", epilog="Example: warmlane prefixes --project chat")(prefixes)
     app.command("receipt", epilog="Example: warmlane receipt req_0123456789abcdef")(receipt)
 
 
@@ -253,6 +256,9 @@ def resume_replica(client: AdminClient, name: ReplicaName) -> Item:
 def release_replica(client: AdminClient, name: ReplicaName) -> Item:
     """Say that the cache of a drained replica without a salt was cleared: another tenant may have it."""
     return Item(client.ask("POST", f"/replicas/{segment(name)}/release"))
+
+
+replica.command("warm", epilog="Example: warmlane replica warm prompt.json --project chat --count 2")(warm)
 
 
 @asking

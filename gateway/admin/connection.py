@@ -102,11 +102,14 @@ class AdminClient:
         except CommandFailed:
             return {}
 
-    def ask(self, method: str, path: str, *, body: Any = None, query: dict[str, Any] | None = None) -> dict[str, Any]:
+    def ask(
+        self, method: str, path: str, *, body: Any = None, query: dict[str, Any] | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> dict[str, Any]:  # fmt: skip
         """The JSON object answered. `body`: a value to send as JSON, or bytes that are JSON already."""
         content = body if body is None or isinstance(body, bytes) else msgspec.json.encode(body)
         try:
-            answer = self._client.request(method, path, content=content, params=query)
+            answer = self._client.request(method, path, content=content, params=query, timeout=timeout_s)
         except httpx.TransportError as error:
             raise CommandFailed(_unreachable(self._url, error)) from error
         try:

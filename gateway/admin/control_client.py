@@ -8,13 +8,16 @@ import asyncio
 import ssl
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 import httpx
 import msgspec
 
 from gateway.admin.aggregate import merged_replicas, summed, summed_exposition
+from gateway.prefix_report import PrefixList
+
+T = TypeVar("T")
 
 TIMEOUT_S = 2.0  # chosen: long for a local socket, short for a person who waits
 
@@ -50,6 +53,10 @@ class GatewayControl:
     async def queue(self) -> dict[str, Any]:
         """What waits in the lanes, numbers summed key by key. Raises `ControlError`."""
         return summed([_object(answer) for answer in await self._successes("GET", "/queue")])
+
+    async def prefixes(self) -> list[PrefixList]:
+        """Where projects' prompts differ, as each gateway has seen it. Raises `ControlError`."""
+        return [_decoded(answer, PrefixList) for answer in await self._successes("GET", "/prefixes")]
 
     async def metrics(self) -> str:
         """Prometheus text, samples of the same name and labels summed. Raises `ControlError`."""
@@ -98,6 +105,11 @@ class GatewayControl:
         answer = await self._ask(sockets[0], "POST", "/routes/explain", body)
         return answer.status_code, answer.content
 
+    async def warm(self, body: bytes, timeout_s: float) -> tuple[int, bytes]:
+        """Have replicas read a prefix, through one gateway: (status, JSON). Waits `timeout_s` and a little more."""
+        answer = await self._ask(self._running()[0], "POST", "/prefixes/warm", body, timeout_s + self._timeout_s)
+        return answer.status_code, answer.content
+
     async def refresh_directories(self) -> None:
         """Make every gateway read the store now; when this returns a revoked key is refused. Raises `ControlError`.
 
@@ -138,18 +150,21 @@ class GatewayControl:
     async def _ask_all(self, method: str, path: str, body: bytes | None = None) -> list[httpx.Response]:
         return list(await asyncio.gather(*(self._ask(socket, method, path, body) for socket in self._running())))
 
-    async def _ask(self, socket: Path, method: str, path: str, body: bytes | None = None) -> httpx.Response:
+    async def _ask(
+        self, socket: Path, method: str, path: str, body: bytes | None = None, timeout_s: float | None = None
+    ) -> httpx.Response:
+        timeout_s = timeout_s or self._timeout_s
         # A connection for each question: a gateway that was restarted has left none of the old ones alive.
         transport = httpx.AsyncHTTPTransport(verify=self._no_tls, uds=str(socket))
         headers = {"content-type": "application/json"} if body is not None else {}
         try:
             async with (
-                asyncio.timeout(self._timeout_s),
-                httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=self._timeout_s) as client,
+                asyncio.timeout(timeout_s),
+                httpx.AsyncClient(transport=transport, base_url="http://gateway", timeout=timeout_s) as client,
             ):
                 return await client.request(method, path, content=body, headers=headers)
         except (TimeoutError, httpx.TimeoutException) as error:
-            raise ControlError(f"a gateway process did not answer within {self._timeout_s:g} s") from error
+            raise ControlError(f"a gateway process did not answer within {timeout_s:g} s") from error
         except httpx.HTTPError as error:
             raise ControlError("a gateway process cannot be reached; it may be starting or stopping") from error
 
@@ -166,10 +181,14 @@ def _segment(value: str) -> str:
 
 
 def _object(answer: httpx.Response) -> dict[str, Any]:
+    return _decoded(answer, dict[str, Any])
+
+
+def _decoded(answer: httpx.Response, kind: type[T]) -> T:
     try:
-        return msgspec.json.decode(answer.content, type=dict[str, Any])
+        return msgspec.json.decode(answer.content, type=kind)
     except msgspec.MsgspecError as error:
-        raise ControlError("a gateway process answered with something that is not a JSON object") from error
+        raise ControlError("a gateway process answered with something that is not a JSON object of the kind") from error
 
 
 def _expect_success(answer: httpx.Response) -> httpx.Response:

@@ -17,7 +17,8 @@ from gateway.admin.connection import CommandFailed
 
 P = ParamSpec("P")
 
-_FOLDED = frozenset({"name", "model", "roles", "filtered", "assumed"})  # text for people; all else is copied, so whole
+# Text for people; all else is copied, so whole.
+_FOLDED = frozenset({"name", "model", "roles", "filtered", "assumed", "finding"})
 _GAP = 2  # between columns, as rich has it
 _FOLDED_WIDTH = 12  # chosen: a narrower column of text is a column of letters
 

@@ -114,6 +114,8 @@ class Discovery:
             entry["aliases"] = model.aliases
         if model.context_tokens is not None:
             entry["max_model_len"] = model.context_tokens
+        if model.tasks is not None:
+            entry["tasks"] = model.tasks
         return entry
 
 

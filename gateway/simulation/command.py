@@ -46,8 +46,10 @@ Seeds = Annotated[
     int, typer.Option("--seeds", min=1, max=_MOST_SEEDS, help="Runs of each policy; their medians are told.")
 ]
 Gateways = Annotated[
-    int, typer.Option("--gateways", min=1, max=256, help="Gateways; none is told what others have sent where.")
+    int, typer.Option("--gateways", min=1, max=256, help="Gateways; ours tell each other what they send where.")
 ]
+Gossip = Annotated[bool, typer.Option("--gossip/--no-gossip", help="Whether our gateways tell each other anything.")]
+GossipMs = Annotated[float, typer.Option("--gossip-ms", min=0.0, help="How long that takes to the others.")]
 Events = Annotated[bool, typer.Option("--events/--no-events", help="Whether engines tell our gateways what they hold.")]
 SpeedError = Annotated[
     float, typer.Option("--speed-error", min=0.0, max=0.99, help="By how much engines differ from what is believed.")
@@ -62,6 +64,9 @@ StepRow = Annotated[
 ]
 StepToken = Annotated[
     float | None, typer.Option("--step-token-ms", min=0.0, help="For each prompt token read in it; default 0.04.")
+]
+EngineFile = Annotated[
+    Path | None, typer.Option("--engine", metavar="FILE", help="The engine as `warmlane calibrate --out` wrote it.")
 ]
 Requests = Annotated[int | None, typer.Option("--requests", min=1, help="Only the first so many of the trace.")]
 
@@ -79,12 +84,14 @@ class Asked:
     tune: bool
     seeds: int
     gateways: int
+    gossip_s: float | None
     events: bool
     speed_error: float
     max_seqs: int | None
     max_step_tokens: int | None
     step_ms: tuple[float | None, float | None, float | None]
     requests: int | None
+    engine: Path | None = None
 
 
 @one_sentence
@@ -100,6 +107,8 @@ def simulate(
     tune: Tune = False,
     seeds: Seeds = 1,
     gateways: Gateways = 1,
+    gossip: Gossip = True,
+    gossip_ms: GossipMs = 20.0,
     events: Events = True,
     speed_error: SpeedError = 0.3,
     max_seqs: MaxSeqs = None,
@@ -108,6 +117,7 @@ def simulate(
     step_row_ms: StepRow = None,
     step_token_ms: StepToken = None,
     requests: Requests = None,
+    engine: EngineFile = None,
     as_json: AsJson = False,
 ) -> None:
     """Simulate a trace on a fleet: hits, time to first token, gaps between tokens, by policy.
@@ -117,10 +127,11 @@ def simulate(
     if load is not None and speed is not None:
         raise typer.BadParameter("give --load or --speed, not both")
     asked = Asked(
-        trace, replicas, kv_tokens, load, speed, _policies(policy, baselines), tune, seeds, gateways, events,
-        speed_error, max_seqs, max_step_tokens, (step_base_ms, step_row_ms, step_token_ms), requests,
+        trace, replicas, kv_tokens, load, speed, _policies(policy, baselines), tune, seeds, gateways,
+        gossip_ms / 1000 if gossip else None, events, speed_error, max_seqs, max_step_tokens,
+        (step_base_ms, step_row_ms, step_token_ms), requests, engine,
     )  # fmt: skip
-    with _progress() as on_progress:
+    with progress() as on_progress:
         document = _document(asked, on_progress)
     write_json(document) if as_json else _write_table(document)
 
@@ -164,7 +175,8 @@ def _document(asked: Asked, on_progress: OnProgress) -> dict[str, Any]:
             asked.replicas, asked.kv_tokens, speed or 1.0, asked.gateways, asked.speed_error, engine=model
         )
         seeds = range(1, asked.seeds + 1)
-        comparison = Comparison(settings, asked.policies, seeds, OurSettings(events=asked.events), asked.tune)
+        ours = OurSettings(events=asked.events, gossip_s=asked.gossip_s)
+        comparison = Comparison(settings, asked.policies, seeds, ours, asked.tune)
         return compare(recording, comparison, on_progress)
     except ValueError as error:
         raise CommandFailed(str(error)) from error
@@ -172,9 +184,10 @@ def _document(asked: Asked, on_progress: OnProgress) -> dict[str, Any]:
 
 def _engine(asked: Asked) -> Any:
     from engines.step_cost import StepCost
+    from gateway.simulation.engine_file import read_engine
     from gateway.simulation.trace_run import TraceEngine
 
-    usual = TraceEngine()
+    usual = TraceEngine() if asked.engine is None else read_engine(asked.engine)
     cost, given = usual.cost, [None if ms is None else ms / 1000 for ms in asked.step_ms]
     told = (cost.base_s, cost.per_row_s, cost.per_prefill_token_s)
     seconds = [old if new is None else new for old, new in zip(told, given, strict=True)]
@@ -184,7 +197,7 @@ def _engine(asked: Asked) -> Any:
 
 
 @contextmanager
-def _progress() -> Iterator[OnProgress]:
+def progress() -> Iterator[OnProgress]:
     """A bar on stderr, where somebody looks."""
     console = Console(stderr=True)
     columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TimeRemainingColumn())

@@ -26,6 +26,10 @@ class Timeline(Generic[Event]):
         self._num_added += 1
         heappush(self._heap, (at, self._num_added, event))
 
+    def next_at(self) -> float | None:
+        """When the next event is; None without one."""
+        return self._heap[0][0] if self._heap else None
+
     def take(self) -> Event:
         """The next event; `now` is its time from here on. There must be one."""
         self.now, _, event = heappop(self._heap)

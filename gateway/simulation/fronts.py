@@ -11,6 +11,7 @@ from cache_affinity.exact import ExactIndex
 from cache_affinity.kv_events import BlocksRemoved, BlocksStored, KvEvent, TokenChain
 from gateway.simulation.block_cache import FRONT, GONE
 from gateway.simulation.dispatch import Dispatch, Usage
+from gateway.simulation.gossip_net import GossipNet
 from gateway.simulation.recording import RecordedRequest
 from gateway.turn import Turn
 from policies.entry import Entry
@@ -68,10 +69,16 @@ class OurGateway:
 
 
 class QueueFront:
-    """Our gateways: every one with its own queue, shadow and learned costs, and seats leased without delay."""
+    """Our gateways: every one with its own queue, shadow and learned costs, and seats leased without delay.
 
-    def __init__(self, gateways: Sequence[OurGateway], names: Sequence[str], block_tokens: int) -> None:
+    `gossip`: what they tell each other; None for nothing.
+    """
+
+    def __init__(
+        self, gateways: Sequence[OurGateway], names: Sequence[str], block_tokens: int, gossip: GossipNet | None = None
+    ) -> None:
         self._gateways = gateways
+        self._gossip = gossip
         self._names = names
         self._numbers = {name: number for number, name in enumerate(names)}
         self._block_tokens = block_tokens
@@ -79,33 +86,38 @@ class QueueFront:
 
     def arrive(self, flight: TraceFlight, now: float) -> Iterable[TraceFlight]:
         """Let it wait, and give the turns there are."""
+        self._hear(now)
         request, dispatch = flight.request, self._gateways[flight.gateway].dispatch
         tokens = self._tokens(request) if self._uses_tokens else None
         query = RouteQuery(
             dispatch.queue.model, request.key, Lane.INTERACTIVE, request.tenant, request.output_tokens, tokens=tokens
         )
         flight.entry = dispatch.wait(query, flight, now)
-        return self._turns(dispatch, now)
+        return self._turns(flight.gateway, now)
 
-    def first_token(self, flight: TraceFlight, now: float) -> None:  # noqa: ARG002 - others need it
+    def first_token(self, flight: TraceFlight, now: float) -> None:
         """What its prompt weighed is taken back."""
         assert flight.turn is not None, "tokens without a turn"
+        self._hear(now)
         self._gateways[flight.gateway].dispatch.first_token(flight.turn)
+        self._note(flight.gateway, now)
 
     def finished(self, flights: Sequence[TraceFlight], now: float) -> Iterable[TraceFlight]:
         """Learn, give the seats back, give the turns there are."""
+        self._hear(now)
         for flight in flights:
             assert flight.turn is not None, "an end without a turn"
             request = flight.request
             ttft_s = flight.first_at - flight.sent_at
             usage = Usage(request.prompt_tokens, flight.cached_tokens, request.output_tokens, ttft_s)
             self._gateways[flight.gateway].dispatch.finished(flight.turn, usage, now)
+            self._note(flight.gateway, now)
         sent: list[TraceFlight] = []
-        for gateway in self._gateways:
+        for number, gateway in enumerate(self._gateways):
             if len(gateway.dispatch.queue):
                 if len(self._gateways) > 1:
                     gateway.dispatch.queue.wake()
-                sent += self._turns(gateway.dispatch, now)
+                sent += self._turns(number, now)
         return sent
 
     def told(self, replica: int, changes: Changes) -> None:
@@ -115,13 +127,24 @@ class QueueFront:
             if gateway.exact is not None:
                 gateway.exact.apply(self._names[replica], events)
 
-    def _turns(self, dispatch: Dispatch, now: float) -> list[TraceFlight]:
-        sent = []
-        for turn in dispatch.turns(now):
+    def _hear(self, now: float) -> None:
+        if self._gossip is not None:
+            self._gossip.advance(now)
+
+    def _note(self, number: int, now: float) -> None:
+        if self._gossip is not None:
+            self._gossip.noted(number, now)
+
+    def _turns(self, number: int, now: float) -> list[TraceFlight]:
+        """Of one gateway."""
+        sent: list[TraceFlight] = []
+        for turn in self._gateways[number].dispatch.turns(now):
             flight: TraceFlight = turn.entry.request.ticket
             flight.turn, flight.sent_at = turn, now
             flight.replica = self._numbers[turn.decision.chosen]
             sent.append(flight)
+        if sent:
+            self._note(number, now)
         return sent
 
     def _tokens(self, request: RecordedRequest) -> TokenChain:

@@ -27,6 +27,7 @@ from gateway.simulation.block_replica import BlockReplica
 from gateway.simulation.direct_front import DirectFront
 from gateway.simulation.dispatch import Dispatch, GatewaySettings
 from gateway.simulation.fronts import Front, OurGateway, QueueFront
+from gateway.simulation.gossip_net import GossipNet, gossiper
 from gateway.simulation.replica import EngineSettings
 from gateway.simulation.run import MODEL, FleetSettings, pool_of
 from policies.fair_settings import FairSettings, LaneRule
@@ -42,11 +43,16 @@ _NOBODY_LEAVES = FairSettings(lanes={lane: LaneRule(bound=1 << 30) for lane in L
 class OurSettings:
     """`events`: replicas tell what they hold; without, gateways go by what they sent there.
 
-    `capacity_factor`: what gateways are told of a replica's KV, times the truth.
+    `capacity_factor`: what gateways are told of a replica's KV, times the truth. `gossip_s`: how long what one of
+    several gateways tells takes to the others; None: they tell each other nothing. `seats_per_row`: requests that
+    gateways keep in an engine for each row of its batch: some may wait where their prefix is, and a flood, which leaves
+    a quarter of the seats, still has no more than the rows (docs/design/016).
     """
 
     events: bool = True
     capacity_factor: float = 1.0
+    gossip_s: float | None = 0.02
+    seats_per_row: float = 4 / 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,18 +99,21 @@ class Policy:
 
 def _ours(plan: FrontPlan, settings: OurSettings) -> Front:
     told = int(plan.engine.scheduler.kv_tokens * settings.capacity_factor)
-    fleet = FleetSettings(len(plan.replicas), plan.engine, plan.engine.scheduler.max_seqs)
+    fleet = FleetSettings(len(plan.replicas), plan.engine, int(plan.engine.scheduler.max_seqs * settings.seats_per_row))
     seats = SoleHoldings() if plan.num_gateways > 1 else None
     if settings.events:
         for replica in plan.replicas:
             replica.cache.changes = []
-    gateways = []
-    for _ in range(plan.num_gateways):
+    gateways, gossipers = [], []
+    for number in range(1, plan.num_gateways + 1):
         exact = _exact(plan.names) if settings.events else None
         router = Router(pool_of(fleet, plan.names, kv_tokens=told), TokenRatios(), exact=exact)
         rules = MarketRules(holdings=seats)
         gateways.append(OurGateway(Dispatch(MODEL, router, GatewaySettings(_NOBODY_LEAVES), rules), exact))
-    return QueueFront(gateways, plan.names, plan.engine.scheduler.block_size)
+        if settings.gossip_s is not None and plan.num_gateways > 1:
+            gossipers.append(gossiper(router, number, plan.num_gateways))
+    gossip = GossipNet(gossipers, settings.gossip_s or 0.0) if gossipers else None
+    return QueueFront(gateways, plan.names, plan.engine.scheduler.block_size, gossip)
 
 
 def _exact(names: Sequence[str]) -> ExactIndex:

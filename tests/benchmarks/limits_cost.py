@@ -108,7 +108,7 @@ async def _serve(reserving: Reserving, tenants: list[Tenant], num: int) -> float
         calls = [Call(incoming, None, answer, [], Story("/v1", 0.0, 0.0, None, "r")) for _ in range(BATCH)]
         relays = [Relayed(Usage(1000, 200), first_content_at=1.0) for _ in range(BATCH)]
         for call in calls:
-            call.story.request = SimpleNamespace(is_streaming=False)
+            call.story.request = SimpleNamespace(is_streaming=False, inputs=None)
             call.story.decision = SimpleNamespace(prompt_tokens=1000, hit_tokens=500)
         begun = time.process_time()
         for number in range(BATCH):

@@ -1,25 +1,24 @@
 """Whole systems of real processes, each quiescent when its test is done with it."""
 
 import contextlib
-import time
 from pathlib import Path
 
 import pytest
 
 from engines.launch.demo_model import DEMO_MODEL_NAME, ensure_demo_model
 from tests.models import models_folder
-from tests.warmlane_process import PATIENCE_S, commands
+from tests.warmlane_process import commands, until
 
 
 def assert_quiescent(system):
     """Everything that was held is given back, within the time an abort takes to be noticed."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
-        in_flight = system.admin("/statistics")["in_flight"]
-        if not any(in_flight.values()):
-            return
-        assert time.monotonic() < deadline, in_flight
-        time.sleep(0.02)
+    in_flight = {}
+
+    def is_quiescent():
+        in_flight.update(system.admin("/statistics")["in_flight"])
+        return not any(in_flight.values())
+
+    until(is_quiescent, lambda: in_flight)
 
 
 @contextlib.contextmanager

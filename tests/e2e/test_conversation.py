@@ -1,14 +1,12 @@
 """The promise of the first screen: a real model answers, and the conversation's next turn finds its cache warm."""
 
-import time
-
 import httpx
 import openai
 import pytest
 
 from engines.launch.demo_model import DEMO_MODEL_NAME
 from tests.e2e.conftest import assert_quiescent
-from tests.warmlane_process import PATIENCE_S
+from tests.warmlane_process import PATIENCE_S, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.model, pytest.mark.timeout(300)]
 
@@ -49,11 +47,12 @@ def tokens_of(demo, messages):
 
 def receipt_of(demo, request_id):
     """The receipt, once the request's record is written."""
-    deadline = time.monotonic() + PATIENCE_S
-    while True:
+
+    def found():
         receipt = demo.admin(f"/requests/{request_id}/receipt")
-        if receipt["actual"] is not None or time.monotonic() > deadline:
-            return receipt
+        return receipt if receipt["actual"] is not None else None
+
+    return until(found)
 
 
 @pytest.mark.parametrize("is_streaming", [True, False], ids=["streamed", "whole"])
@@ -123,9 +122,7 @@ def test_a_receipt_says_exactly_what_the_worker_then_takes_from_its_cache(demo, 
     before = blocks_told(demo)
     _, _, request_id = turn(client, messages, is_streaming=False)
     home = receipt_of(demo, request_id)["chosen"]
-    deadline = time.monotonic() + PATIENCE_S
-    while blocks_told(demo)[home] < before[home] + 20:
-        assert time.monotonic() < deadline, "the worker's events do not come"
+    until(lambda: blocks_told(demo)[home] >= before[home] + 20, lambda: "the worker's events do not come")
     _, usage, request_id = turn(client, messages, is_streaming=False)
     receipt = receipt_of(demo, request_id)
     exact = {one["replica"]: one["hit_tokens"]["exact"] for one in receipt["candidates"]}
@@ -147,6 +144,4 @@ def test_a_client_that_leaves_makes_the_worker_stop(demo, client):
     stream.close()
     assert_quiescent(demo)
     urls = [replica["url"] for replica in demo.admin("/replicas")["data"]]
-    deadline = time.monotonic() + PATIENCE_S
-    while any(httpx.get(f"{url}/load", timeout=PATIENCE_S).json()["running"] for url in urls):
-        assert time.monotonic() < deadline
+    until(lambda: not any(httpx.get(f"{url}/load", timeout=PATIENCE_S).json()["running"] for url in urls))

@@ -43,12 +43,12 @@ def reply(request):
     return answer(*["x"] * output, prompt_tokens=prompt_tokens, cached=cached, gates={0: gate})(request)
 
 
-def config_of(engine, store="", processes=1):
+def config_of(engine, store="", processes=1, drain_s=2):
     """A gateway in front of one engine whose model has a price."""
     return f"""
     [gateway]
     processes = {processes}
-    drain_s = 2
+    drain_s = {drain_s}
     [store]
     url = "{store}"
     [[models]]
@@ -295,7 +295,7 @@ async def test_a_killed_supervisor_leaves_everything_to_the_next(tmp_path):
 async def test_a_kind_end_settles_what_is_open(tmp_path):
     """P45: streams that the end of the grace cuts are in the ledger with what they used, not recovered."""
     home = tmp_path / "home"
-    async with system_of(home) as system:
+    async with system_of(home, drain_s=0.2) as system:
         held = asyncio.Event()
         system.engine.default = answer("a", "b", "c", prompt_tokens=20, gates={3: held})
         asking = asyncio.ensure_future(system.ask(0, stream=True))

@@ -217,7 +217,7 @@ def test_a_name_that_is_a_list_refuses_the_event(field):
     assert (batch.events, batch.num_refused) == ((), 1)
 
 
-@settings(deadline=None, max_examples=400)
+@settings(deadline=None, max_examples=150)
 @given(
     st.one_of(st.binary(max_size=200), st.lists(ODD_EVENTS, max_size=4).map(lambda events: encode([0.0, events, 0])))
 )

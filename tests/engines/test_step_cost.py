@@ -100,3 +100,28 @@ def test_never_negative_whatever_is_seen(prior, steps):
         cost = fitter.cost
         assert min(cost.base_s, cost.per_row_s, cost.per_prefill_token_s) >= 0
         assert cost.seconds(64, 4096) < 1e6
+
+
+def test_a_term_that_would_be_negative_is_zero_and_the_others_fit_best_without_it():
+    """Steps that get shorter with more rows say that rows cost nothing, not that they save time."""
+    fitter = StepCostFitter(StepCost(), forgetting=1.0, tolerance=1e9)
+    for _ in range(50):
+        for rows, seconds in ((1, 0.012), (2, 0.011), (4, 0.010)):
+            fitter.observe(rows, 0, seconds)
+    assert fitter.cost.per_row_s == 0
+    assert 0.010 < fitter.cost.base_s < 0.012
+
+
+@given(
+    true=st.tuples(*[st.sampled_from([0.0, 1e-4, 2e-3, 1e-2])] * 3),
+    steps=st.lists(st.tuples(st.integers(0, 16), st.sampled_from([0, 0, 3, 64, 512])), min_size=5, max_size=40),
+)
+@settings(max_examples=60, deadline=None)
+def test_steps_without_noise_are_explained(true, steps):
+    """Whichever terms are zero in truth, and whichever the steps do not tell apart."""
+    cost = StepCost(*true)
+    fitter = StepCostFitter(cost)
+    for rows, tokens in steps:
+        fitter.observe(rows, tokens, cost.seconds(rows, tokens))
+    for rows, tokens in steps:
+        assert fitter.cost.seconds(rows, tokens) == pytest.approx(cost.seconds(rows, tokens), rel=1e-3, abs=1e-9)

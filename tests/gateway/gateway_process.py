@@ -13,7 +13,7 @@ from policies.sqlite_store import SqliteStore
 from policies.store import NewKey
 from tests.gateway.client import Client
 from tests.gateway.kit import MODEL
-from tests.scripted_engine import within_patience
+from tests.scripted_engine import PATIENCE_S, within_patience
 
 CONFIG = """
 [gateway]
@@ -83,7 +83,7 @@ class GatewayProcess:
 
     async def until_ready(self):
         """Wait until its replica answered."""
-        async with asyncio.timeout(10):
+        async with asyncio.timeout(PATIENCE_S):
             while await self.readiness() != 200:
                 pass
 

@@ -80,6 +80,19 @@ async def test_nobody_is_let_in_before_the_first_refresh(store, project):
     assert failure(Directory(store).authenticate(bearer(secret.text), START)) is AuthFailureKind.UNKNOWN
 
 
+async def test_gateways_of_one_store_know_each_other_by_its_secret(store, project, tmp_path):
+    """Gossip rests on the secret that salts prompts: another store's gateways are strangers."""
+    one, same = Directory(store), Directory(store)
+    assert one.installation == 0
+    await one.refresh()
+    await same.refresh()
+    async with await SqliteStore.open(tmp_path / "other.sqlite3", lambda: START) as elsewhere:
+        stranger = Directory(elsewhere)
+        await stranger.refresh()
+    assert one.installation == same.installation != stranger.installation
+    assert one.installation
+
+
 async def test_a_new_key_is_let_in_after_a_refresh(store, project, directory):
     """A refresh brings what was written before it."""
     key, secret = await store.create_key(NewKey(project.id, "laptop"))

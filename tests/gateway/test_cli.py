@@ -86,10 +86,12 @@ def test_bad_usage_is_exit_2(words):
     assert isinstance(result.exception, SystemExit | click.exceptions.Exit)
 
 
-@pytest.mark.parametrize("words", [["--help"], ["up", "--help"], ["key", "create", "--help"]])
+@pytest.mark.parametrize(
+    "words", [[], ["up"], ["key", "create"], ["simulate"], ["plan"], ["calibrate"], ["replay"], ["prefixes"]]
+)
 def test_help_is_exit_0(words):
     """And it says what the command does."""
-    result = CliRunner().invoke(app, words)
+    result = CliRunner().invoke(app, [*words, "--help"])
     assert result.exit_code == 0
     assert "Example" in result.output
 

@@ -12,6 +12,7 @@ from starlette.routing import Route
 from gateway.request import Surface
 from policies.store import NewKey
 from policies.tenant import Role
+from tests.gateway import inputs_kit
 from tests.gateway.kit import MODEL, chat, completion
 from tests.scripted_engine import answer
 
@@ -31,7 +32,8 @@ REFUSED = (
     *(role.value for role in Role if role is not Role.SERVICE),
 )
 ADMITTED = ("service", "service and viewer", "service and platform admin")
-BODIES = {Surface.CHAT.value: chat(), Surface.COMPLETIONS.value: completion()}
+INPUT_BODIES = {surface.value: body() for surface, body in inputs_kit.BODIES.items()}
+BODIES = {Surface.CHAT.value: chat(), Surface.COMPLETIONS.value: completion(), **INPUT_BODIES}
 
 
 def inventory(gateway):
@@ -64,7 +66,7 @@ async def ask(gateway, method, path, key):
     spelt = path.replace("{name:path}", MODEL).replace("{id}", gateway.request_id)
     if method == "GET":
         return await gateway.get(spelt, key=key)
-    gateway.script(answer("Hi"))
+    gateway.script(inputs_kit.served() if path in INPUT_BODIES else answer("Hi"))
     return await gateway.post(BODIES[path], path=spelt, key=key)
 
 

@@ -84,7 +84,7 @@ def test_a_refusal_says_when_to_come_back():
     assert (full.type, full.retry_after_s, full.outcome) == ("service_unavailable_error", None, Outcome.SHED)
 
 
-@pytest.mark.parametrize("fault", [fault for fault in Fault if fault is not Fault.CLIENT])
+@pytest.mark.parametrize("fault", [fault for fault in Fault if fault not in (Fault.CLIENT, Fault.UNSERVED)])
 def test_every_engine_fault_is_told_without_its_address_or_stack(fault):
     """What an engine answers with 5xx is for the operator."""
     secret = b'{"error":{"message":"Traceback: 10.0.0.7:8000"}}'
@@ -92,6 +92,14 @@ def test_every_engine_fault_is_told_without_its_address_or_stack(fault):
     assert problem.status in {502, 503, 504}
     assert b"10.0.0.7" not in problem.body() + problem.event()
     assert problem.outcome in {Outcome.REPLICA_ERROR, Outcome.TIMED_OUT, Outcome.SHED}
+
+
+def test_an_engine_without_the_endpoint_is_told_as_a_model_that_does_not_serve_it():
+    """Nobody failed: another model is to be asked, and the engine's own page says nothing of use."""
+    problem = of_replica(ReplicaError(Fault.UNSERVED, "10.0.0.7", status=404, body=b'{"detail":"at 10.0.0.7"}'))
+    assert (problem.status, problem.code, problem.param) == (400, "unsupported_model", "model")
+    assert (problem.type, problem.outcome) == ("invalid_request_error", Outcome.CLIENT_ERROR)
+    assert b"10.0.0.7" not in problem.body()
 
 
 @pytest.mark.parametrize(

@@ -93,7 +93,8 @@ async def follow_a_run(loaded, *, moments, burst, seed):
     load, number, seen = Load(loaded, seed), 0, frozenset()
     publisher = loaded.kv_events
     try:
-        async with following(publisher.endpoint, publisher.replay_endpoint) as (subscriber, index):
+        everything_counts = {"host_credit": 1.0}  # or a hit that comes back from the host's memory counts for less
+        async with following(publisher.endpoint, publisher.replay_endpoint, **everything_counts) as (subscriber, index):
             for _ in range(moments):
                 for _ in range(load.chance.randrange(1, burst)):
                     load.submit(number)
@@ -102,7 +103,8 @@ async def follow_a_run(loaded, *, moments, burst, seed):
                 await asyncio.to_thread(loaded.engine.pause)
                 seen |= (await agree(index, loaded.engine))[0]
                 loaded.engine.resume()
-            await until(lambda: load.num_ended == number)
+            for num_before in range(number):  # each in time: how long all of them take is up to the machine
+                await until(lambda num_before=num_before: load.num_ended > num_before)
             device, _ = await agree(index, loaded.engine)
             assert device
             assert len(seen - device) > 10, "little was evicted: the run shows little"
@@ -142,6 +144,7 @@ async def test_the_index_equals_the_fake_engines_cache_at_random_moments(seed):
 
 
 @pytest.mark.model
+@pytest.mark.timeout(180)
 async def test_the_index_equals_the_gguf_workers_cache_at_random_moments(demo_model):  # noqa: F811
     """The same on llama.cpp's kernels, whose cells are shared by sequence."""
     await follow_a_run(load_engine(options("gguf", demo_model)), moments=6, burst=6, seed=3)

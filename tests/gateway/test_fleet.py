@@ -6,7 +6,7 @@ import contextlib
 import pytest
 
 from engines.contract import Fault, LoadReport, ReplicaError
-from gateway import fleet as module
+from gateway import replica_probe as module
 from gateway.announced import AnnouncedReplica, Announcement
 from gateway.fleet import Fleet
 from gateway.settings import Settings

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from gateway import fleet
+from gateway import replica_probe
 from gateway.announced import AnnouncedReplica, Announcement
 from gateway.settings import ConfigError
 from policies.meters import Moment
@@ -58,8 +58,8 @@ async def test_alternating_probes_move_nothing(launch):
 
 async def test_a_replica_too_busy_to_answer_its_probe_keeps_its_streams_and_its_place(launch, monkeypatch):
     """P30: probes that time out while requests are served mean busy; nothing is cut and new requests still go there."""
-    monkeypatch.setattr(fleet, "PROBE_TIMEOUT_S", 0.02)
     gateway = await launch()
+    monkeypatch.setattr(replica_probe, "PROBE_TIMEOUT_S", 0.02)
     gate = asyncio.Event()
     gateway.script(answer("a", "b", gates={2: gate}), answer("next"))
     client = await gateway.start(chat(stream=True))

@@ -25,11 +25,17 @@ FLOOD = 800  # batches that come while the loop is blocked
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch):
-    """Silences and missing answers are looked into at once."""
+def looked_into_at_once(monkeypatch):
+    """A silence is looked into at once; an answer that is slow, on a busy machine, is never taken for none."""
     monkeypatch.setattr(event_stream, "AUDIT_S", 0.05)
-    monkeypatch.setattr(event_stream, "ANSWER_S", 0.3)
+    monkeypatch.setattr(event_stream, "ANSWER_S", PATIENCE_S)
     monkeypatch.setattr(kv_subscriber, "TICK_S", 0.02)
+
+
+@pytest.fixture
+def impatient(monkeypatch):
+    """An answer that does not come is soon missed."""
+    monkeypatch.setattr(event_stream, "ANSWER_S", 0.3)
 
 
 @contextlib.contextmanager
@@ -44,9 +50,9 @@ def publishing(cache, generation="life-1", **settings):
 
 
 @contextlib.asynccontextmanager
-async def following(endpoint, replay, topic="kv-events"):
-    """A subscriber of replica `r`, running."""
-    index = ExactIndex()
+async def following(endpoint, replay, topic="kv-events", **settings):
+    """A subscriber of replica `r`, running, and its index with these settings."""
+    index = ExactIndex(**settings)
     subscriber = KvSubscriber("r", KvSource(endpoint, replay, topic), index, time.monotonic)
     context = zmq.asyncio.Context()
     task = asyncio.create_task(subscriber.run(context))
@@ -78,7 +84,8 @@ def folded(cache):
 
 
 async def agree(index, cache):
-    await until(lambda: held(index) == folded(cache))
+    wanted = folded(cache)
+    await until(lambda: held(index) == wanted)
     index.check_integrity()
 
 
@@ -179,7 +186,7 @@ async def test_an_engine_restarted_at_the_same_address_leaves_no_stale_block():
                 assert (subscriber.stream.standing, subscriber.stream.generation) == (Standing.COMPLETE, "life-2")
 
 
-async def test_a_killed_engine_is_forgotten():
+async def test_a_killed_engine_is_forgotten(impatient):
     """It answers nobody, so nothing of it may be believed."""
     cache = Cache()
     with publishing(cache) as publisher:
@@ -211,7 +218,7 @@ async def test_a_subscriber_that_was_busy_catches_up(monkeypatch):
             flood(cache, publisher, 2000, *range(10_000, 10_050))  # more than any buffer holds
             assert publisher.counts().num_blocks > sent
             await agree(index, cache)
-            assert subscriber.stream.counts.num_gaps > 0
+            assert subscriber.stream.counts.num_batches < publisher.counts().next_sequence, "some were lost"
 
 
 async def test_a_flood_leaves_the_loop_to_others():
@@ -304,7 +311,7 @@ async def test_nonsense_on_the_stream_does_no_harm(raw):
         await until(lambda: held(index) == {4})
 
 
-async def test_nonsense_in_an_answer_does_no_harm(raw):
+async def test_nonsense_in_an_answer_does_no_harm(raw, impatient):
     """A broken batch clears; frames that are no batch are passed over."""
     raw.ends = (b"", b"x", b"short", b"")
     async with following(raw.endpoint, raw.replay_endpoint, topic="") as (subscriber, index):

@@ -1,5 +1,6 @@
 """`warmlane model`, as a shell sees it."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -45,10 +46,24 @@ class Shell:
         )
 
     def __call__(self, *words, code=0):
-        """A command that must end with that code; its stdout and stderr."""
+        """A command that must end with that code; its stdout and stderr. One that shall succeed runs in this process."""
+        if code:
+            return self.as_process(*words, code=code)
+        others = {name: None for name in os.environ if name.startswith("WARMLANE_")}
+        environ = others | {"WARMLANE_HOME": str(self.home), "NO_PROXY": "127.0.0.1"}
+        with contextlib.chdir(self.folder):
+            ended = CliRunner().invoke(app, ["model", *map(str, words)], env=environ)
+        return self._checked(ended.exit_code, ended.stdout, ended.stderr, code)
+
+    def as_process(self, *words, code=0):
+        """The same in a process of its own."""
         with self.start(*words) as process:
             out, err = process.communicate(timeout=50)
-        assert process.returncode == code, err
+        return self._checked(process.returncode, out, err, code)
+
+    @staticmethod
+    def _checked(found, out, err, code):
+        assert found == code, err
         assert "Traceback" not in err
         if code == 1:
             assert err.splitlines()[-1].startswith("warmlane: ")
@@ -81,7 +96,7 @@ def tiny(tmp_path):
 def test_a_model_is_added_listed_quantised_and_removed(shell, tiny):
     """The whole life of a file."""
     assert shell("list")[0] == "there are no models; add one with `warmlane model add`\n"
-    out, _ = shell("add", tiny)
+    out, _ = shell.as_process("add", tiny)
     assert "it is linked, not copied" in out
     assert "it has no chat template" in out
     out, _ = shell("quantize", "tiny-model", "--to", "q8_0")

@@ -3,6 +3,7 @@
 import pytest
 
 from gateway.errors import ClientError
+from gateway.model_surfaces import ModelSurfaces
 from gateway.models import ModelTable, ServedModel
 from gateway.outcome import Outcome
 from gateway.settings import ModelSection
@@ -85,6 +86,18 @@ def test_a_tenant_sees_what_it_may_use():
         "small-a",
     ]
     assert table("served").visible(tenant()) == []
+
+
+def test_what_the_configuration_leaves_open_is_as_the_engines_say():
+    """Its own context holds; what a model does only its engines know."""
+    facts = ModelSurfaces()
+    told = {"small-a": (frozenset({"generate"}), 512), "small-b": (frozenset({"score", "embed"}), 64)}
+    facts.replace((name, frozenset(), tasks, longest) for name, (tasks, longest) in told.items())
+    models = ModelTable(SECTIONS, frozenset, facts)
+    assert models.visible(EVERYTHING) == [
+        ServedModel("small-a", ("fast", "default"), 4096, ("generate",)),
+        ServedModel("small-b", (), 64, ("embed", "score")),
+    ]
 
 
 def test_what_replicas_serve_is_asked_anew_each_time():

@@ -142,3 +142,12 @@ async def test_a_bug_while_reading_is_logged_and_costs_nobody_anything(monkeypat
         await asyncio.sleep(0.001)
     assert await tokens.chain("m", chat(), "s") is None
     tokens.close()
+
+
+async def test_a_template_that_holds_up_the_loop_is_not_asked_for_ever(tokens, monkeypatch):
+    """Short conversations are rendered on the loop, and the template is somebody's file; a busy machine is not slow."""
+    clock, asked = iter([0.0, 0.2, 1.0, 1.05, 2.0, 2.2, 3.0, 3.2]), []
+    monkeypatch.setattr(module.time, "thread_time", lambda: next(clock))
+    monkeypatch.setattr(tokens._ready[FAKE], "chat", lambda fields: asked.append(fields) or (1,))
+    assert [await tokens.chain("m", chat(), "s") is not None for _ in range(6)] == [True] * 4 + [False] * 2
+    assert len(asked) == 4

@@ -12,6 +12,7 @@ from gateway.relay import Relay
 from gateway.story import Story
 from gateway.turn import Turn, Waiting
 from policies.entry import Entry
+from tests.gateway.inputs_kit import embeddings, served
 from tests.gateway.kit import chat
 
 _OF_A_REQUEST = (Call, Entry, Relay, Story, Turn, Waiting)
@@ -34,5 +35,15 @@ async def test_a_served_request_leaves_no_ring(launch, no_collector, is_streamin
     for _ in range(2):
         answer = await gateway.post(chat(stream=is_streaming))
         assert answer.status == 200
+    await gateway.until_quiet()
+    assert [one for one in gc.get_objects() if isinstance(one, _OF_A_REQUEST)] == []
+
+
+async def test_an_embedded_text_leaves_none_either(launch, no_collector):
+    """Its answer is read where its end was waited for."""
+    gateway = await launch()
+    gateway.script(served(), served())
+    for _ in range(2):
+        assert (await gateway.post(embeddings(), path="/v1/embeddings")).status == 200
     await gateway.until_quiet()
     assert [one for one in gc.get_objects() if isinstance(one, _OF_A_REQUEST)] == []

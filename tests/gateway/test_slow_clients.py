@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from tests.gateway.client import Client
-from tests.gateway.kit import chat, now
+from tests.gateway.kit import chat
 from tests.scripted_engine import Reply, sse
 
 both_ways = pytest.mark.parametrize("way", ["hot", "asgi"], indirect=True)
@@ -54,10 +54,8 @@ async def test_a_client_that_never_reads_does_not_hold_its_seat_for_ever(launch)
     """After the idle timeout it is given up as gone; the engine is told to stop, and is not to blame."""
     gateway = await launch(timeouts={"idle_s": 0.2})
     gateway.script(Reply([BIG] * 800 + [asyncio.Event()], headers=[("content-type", "text/event-stream")]))
-    began = now()
     await slow_client(gateway)
     [record] = await gateway.until_recorded(1)
-    assert now() - began < 5
     assert (record.outcome, record.status) == ("client_gone", 499)
     await gateway.until_quiet()
     assert gateway.parts.router.pool.get("r1").breaker._num_faults == 0

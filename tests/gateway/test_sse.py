@@ -45,7 +45,7 @@ def streams(draw):
     return payloads, wire
 
 
-@settings(deadline=None, max_examples=500)
+@settings(deadline=None, max_examples=200)
 @given(streams(), st.lists(st.integers(0, 200), max_size=12))
 @example(([b"a"], b"data: a\r\n\r\n"), [8, 8, 9, 10])
 @example(([b"a"], b"\xef\xbb\xbfdata: a\n\n"), [1, 2])

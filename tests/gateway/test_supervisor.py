@@ -10,7 +10,6 @@ import stat
 import subprocess
 import sys
 import threading
-import time
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -20,7 +19,7 @@ import psutil
 import pytest
 
 from engines.launch.demo_model import DEMO_MODEL_NAME
-from tests.warmlane_process import PATIENCE_S, commands
+from tests.warmlane_process import PATIENCE_S, commands, until
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(120)]
 
@@ -30,13 +29,20 @@ drain_s = {drain_s}
 [[workers]]
 model = "fake-model"
 engine = "fake"
-count = 2
+"""
+TWO = f"{FAKE}count = 2\n"
+REPLICA = """
+[[replicas]]
+name = "far"
+model = "far-model"
+engine = "openai"
+url = "http://127.0.0.1:9"
 """
 
 
 @pytest.fixture
 def warmlane(tmp_path):
-    """Starts `warmlane` commands with fake workers in one home; none outlives the test."""
+    """Starts `warmlane` commands with a fake worker in one home; none outlives the test."""
     with commands(tmp_path / "home") as start:
 
         def start_fake(*words, config=FAKE, drain_s=5, env=None, stderr=None):
@@ -45,12 +51,33 @@ def warmlane(tmp_path):
         yield start_fake
 
 
+@pytest.fixture(scope="module")
+def survivor(tmp_path_factory):
+    """`warmlane up` with two fake workers and a replica that is not there, for tests that kill parts of it."""
+    with commands(tmp_path_factory.mktemp("survivor") / "home") as start:
+        up = start("up", config=(TWO + REPLICA).format(drain_s=5))
+        up.until_ready()
+        up.start_another = start
+        yield up
+        assert up.end() == 0
+
+
+def generations(up):
+    """The generation of each of the survivor's workers."""
+    return {one["name"]: one["generation"] for one in up.admin("/replicas")["data"] if one["name"] != "far"}
+
+
+def until_ready_at(up, expected):
+    """Wait until the survivor's workers are ready at these generations; the far one never will be."""
+    up.until_replicas(sorted((name, "ready", number) for name, number in expected.items()), besides=("far",))
+
+
 READY_BOTH = [("worker-1", "ready", 1), ("worker-2", "ready", 1)]
 
 
 def test_up_reaches_an_answer_and_ctrl_c_leaves_nothing(warmlane, tmp_path):
     """The whole promise: one line, one key, an answer, a clean end."""
-    up = warmlane("up")
+    up = warmlane("up", config=TWO)
     fields = up.until_ready()
     assert list(fields) == ["url", "key", "model", "admin", "admin_token"]
     assert up.lines == [], "a start without trouble says nothing but the ready line"
@@ -66,6 +93,7 @@ def test_up_reaches_an_answer_and_ctrl_c_leaves_nothing(warmlane, tmp_path):
     assert up.end(signal.SIGINT) == 0
     assert "Traceback" not in up.stderr
     assert up.stderr.count('"event":"request.finished"') == 1, "the gateway's line alone, none of a worker"
+    assert up.stderr.index("gateway.draining") < up.stderr.index("worker.draining"), "streams end through the gateway"
     assert not (tmp_path / "home" / "run").exists()
 
 
@@ -87,29 +115,29 @@ def test_sigterm_ends_it_with_exit_0_and_the_key_lives_on(warmlane):
     assert last.end() == 0
 
 
-def test_a_killed_worker_is_started_again_and_the_gateway_knows(warmlane):
+def killed(up, program, event):
+    """Kill its first child that runs this module; what the log then says of it."""
+    seen = up.stderr.count(event)
+    up.child(program).kill()
+    up.until(lambda: up.stderr.count(event) > seen)
+    return json.loads([line for line in up.lines if event in line][-1])
+
+
+def test_a_killed_worker_is_started_again_and_the_gateway_knows(survivor):
     """The new process is another replica generation; requests go on."""
-    up = warmlane("up")
-    up.until_ready()
-    name = up.child("engines.worker")
-    name.kill()
-    up.until_logged('"event":"worker.lost"')
-    up.until_logged('"generation":2')
-    which = next(json.loads(line)["name"] for line in up.lines if '"event":"worker.lost"' in line)
-    up.until_replicas(sorted([(which, "ready", 2), *(one for one in READY_BOTH if one[0] != which)]))
-    assert [up.chat().status_code for _ in range(4)] == [200] * 4
-    assert up.end() == 0
+    expected = generations(survivor)
+    lost = killed(survivor, "engines.worker", '"event":"worker.lost"')
+    expected[lost["name"]] += 1
+    until_ready_at(survivor, expected)
+    assert [survivor.chat().status_code for _ in range(4)] == [200] * 4
 
 
-def test_a_killed_gateway_comes_back_on_its_port_with_its_fleet(warmlane):
+def test_a_killed_gateway_comes_back_on_its_port_with_its_fleet(survivor):
     """Clients keep their URL although any free port was asked for."""
-    up = warmlane("up")
-    up.until_ready()
-    up.child("gateway.process").kill()
-    up.until_logged('"event":"gateway.lost"')
-    up.until_replicas(READY_BOTH)
-    assert up.chat().status_code == 200
-    assert up.end() == 0
+    expected = generations(survivor)
+    killed(survivor, "gateway.process", '"event":"gateway.lost"')
+    until_ready_at(survivor, expected)
+    assert survivor.chat().status_code == 200
 
 
 def is_alive(process):
@@ -127,25 +155,19 @@ def test_a_killed_supervisor_leaves_no_process(warmlane):
     up.until_ready()
     up.process.kill()
     up.process.wait()
-    deadline = time.monotonic() + PATIENCE_S
-    while any(map(is_alive, up.seen.values())):
-        assert time.monotonic() < deadline, up.seen
-        time.sleep(0.01)
+    until(lambda: not any(map(is_alive, up.seen.values())), lambda: up.seen)
     again = warmlane("up")
     again.until_ready()
     assert again.end() == 0
 
 
-def test_a_second_up_in_the_same_home_is_refused(warmlane):
+def test_a_second_up_in_the_same_home_is_refused(survivor):
     """And the first goes on."""
-    up = warmlane("up")
-    up.until_ready()
-    second = warmlane("up")
+    second = survivor.start_another("up", config=FAKE.format(drain_s=5))
     assert second.exit_status() == 1
-    assert f"another Warmlane (process {up.process.pid}) uses the home folder" in second.stderr
+    assert f"another Warmlane (process {survivor.process.pid}) uses the home folder" in second.stderr
     assert "Traceback" not in second.stderr
-    assert up.chat().status_code == 200
-    assert up.end() == 0
+    assert survivor.chat().status_code == 200
 
 
 @contextmanager
@@ -238,14 +260,6 @@ def test_the_drain_time_is_a_bound(warmlane):
         assert up.end(signal.SIGTERM) == 0
 
 
-def test_workers_outlive_the_gateway_at_the_end(warmlane):
-    """Open streams drain through the gateway, so the engines must still be there."""
-    up = warmlane("up")
-    up.until_ready()
-    assert up.end() == 0
-    assert up.stderr.index("gateway.draining") < up.stderr.index("worker.draining")
-
-
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_signal_before_it_is_ready_ends_it_with_exit_0(warmlane, number):
     """Ctrl-C while the models load."""
@@ -290,8 +304,8 @@ def test_gateway_alone_starts_no_workers(warmlane):
     assert gateway.end() == 0
 
 
-def test_a_terminal_gets_a_greeting_with_a_first_request(warmlane):
-    """For people; scripts read only the line."""
+def test_a_terminal_gets_a_greeting_with_a_first_request_and_closed_it_ends_it_kindly(warmlane):
+    """For people, who could not stop it with Ctrl-C any more; scripts read only the line."""
     ours, theirs = pty.openpty()
     try:
         up = warmlane("up", stderr=theirs)
@@ -299,18 +313,6 @@ def test_a_terminal_gets_a_greeting_with_a_first_request(warmlane):
         shown = b""
         while b"Ctrl-C stops it" not in shown or b"What is a cat?" not in shown:
             shown += os.read(ours, 65536)
-        assert up.end() == 0
-    finally:
-        os.close(ours)
-        os.close(theirs)
-
-
-def test_a_closed_terminal_ends_it_kindly(warmlane):
-    """Nobody could stop it with Ctrl-C any more."""
-    ours, theirs = pty.openpty()
-    try:
-        up = warmlane("up", stderr=theirs)
-        up.until_ready()
     finally:
         os.close(theirs)
         os.close(ours)
@@ -319,7 +321,7 @@ def test_a_closed_terminal_ends_it_kindly(warmlane):
 
 def test_a_changed_configuration_is_reloaded_without_an_end(warmlane, tmp_path):
     """By signal and by order; every process lives on, a bad file changes nothing, a restarted gateway has the same."""
-    up = warmlane("up")
+    up = warmlane("up", config=TWO)
     up.until_ready()
     file = tmp_path / "config-0.toml"
     good = file.read_text().replace("drain_s = 5", "drain_s = 6") + REPLICA
@@ -353,7 +355,7 @@ def test_a_log_that_nobody_reads_holds_up_no_request(warmlane):
         body = {"model": "fake-model", "messages": [{"role": "user", "content": "x"}], "max_tokens": 1}
         headers = {"authorization": f"Bearer {fields['key']}"}
         with httpx.Client(base_url=fields["url"], headers=headers, timeout=PATIENCE_S) as client:
-            asked = {client.post("/chat/completions", json=body).status_code for _ in range(1500)}
+            asked = {client.post("/chat/completions", json=body).status_code for _ in range(600)}
         assert asked == {200}
         assert up.admin("/statistics")["in_flight"]["requests"] == 0
         assert up.end(signal.SIGTERM) == 0
@@ -362,39 +364,23 @@ def test_a_log_that_nobody_reads_holds_up_no_request(warmlane):
         os.close(writing)
 
 
-REPLICA = """
-[[replicas]]
-name = "far"
-model = "far-model"
-engine = "openai"
-url = "http://127.0.0.1:9"
-"""
-
-
-def test_a_drain_outlives_the_gateway_and_the_worker(warmlane):
+def test_a_drain_outlives_the_gateway_and_the_worker(survivor):
     """Maintenance must not end because a process fell."""
-    up = warmlane("up", config=FAKE + REPLICA)
-    up.until_ready()
+    expected = generations(survivor)
     for name in ("worker-1", "far"):
-        up.admin(f"/replicas/{name}/drain", "POST")
-
-    def states():
-        return {one["name"]: (one["state"], one["generation"]) for one in up.admin("/replicas")["data"]}
-
-    up.child("gateway.process").kill()
-    up.until_replicas([("far", "draining", 0), ("worker-1", "draining", 1), ("worker-2", "ready", 1)])
-    next(child for child in up.children() if "engines.worker" in " ".join(child.cmdline())).kill()
-    up.until_logged('"generation":2')
-    up.until_logged('"event":"worker.started"')
-    up.remember_children()
-    deadline = time.monotonic() + PATIENCE_S
-    while len(states()) < 3:
-        assert time.monotonic() < deadline, states()
-    assert states()["worker-1"][0] == states()["far"][0] == "draining"
+        survivor.admin(f"/replicas/{name}/drain", "POST")
+    killed(survivor, "gateway.process", '"event":"gateway.lost"')
+    draining = [("far", "draining", 0), ("worker-1", "draining", expected["worker-1"])]
+    survivor.until_replicas([*draining, ("worker-2", "ready", expected["worker-2"])])
+    lost = killed(survivor, "engines.worker", '"event":"worker.lost"')["name"]
+    expected[lost] += 1
+    draining = [("far", "draining", 0), ("worker-1", "draining", expected["worker-1"])]
+    survivor.until_replicas([*draining, ("worker-2", "ready", expected["worker-2"])])
     for name in ("worker-1", "far"):
-        up.admin(f"/replicas/{name}/resume", "POST")
-    assert states()["worker-1"][0] == "ready"
-    assert up.end() == 0
+        survivor.admin(f"/replicas/{name}/resume", "POST")
+    states = {one["name"]: one["state"] for one in survivor.admin("/replicas")["data"]}
+    assert states["worker-1"] == "ready"
+    until_ready_at(survivor, expected)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -54,12 +54,14 @@ def test_workers_share_spare_memory_for_what_they_evict(tmp_path):
     gguf = WorkerSection(model="m", path=str(file))
     sections = (
         gguf,
-        gguf.model_copy(update={"host_kv_mb": 7, "speculation": "off"}),
+        gguf.model_copy(update={"host_kv_mb": 7, "speculation": "off", "embeddings": True, "eviction": "slru"}),
         WorkerSection(model="f", engine="fake"),
     )
     specs = plan_workers(sections, 8, None, spare_bytes=24 << 30)
     assert [one.host_kv_mb for one in specs] == [1024, 7, None]
     assert [one.speculation for one in specs] == [None, "off", None]
+    assert [one.embeddings for one in specs] == [False, True, False]
+    assert [one.eviction for one in specs] == ["lru", "slru", "lru"]
     assert [one.host_kv_mb for one in plan_workers(sections, 8, None, spare_bytes=3 << 30)] == [128, 7, None]
     assert plan_workers(sections, 8, None)[0].host_kv_mb is None
 

@@ -1,7 +1,6 @@
 """Metrics: counted once, labelled from closed sets only, and gone with what they described."""
 
 import random
-import time
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
@@ -105,9 +104,7 @@ def test_random_names_do_not_grow_the_metrics(metrics):
         changes |= {"lane": chance.choice(lanes), "outcome": chance.choice(outcomes), "prompt_tokens": 1, "ttft_s": 0.1}
         metrics.observe(record(model=f"model-{chance.random()}", **changes))
     assert len(samples(metrics)) == before
-    started_at = time.monotonic()
     assert len(metrics.text()) < 1_000_000
-    assert time.monotonic() - started_at < 5
 
 
 def test_gauges_are_read_at_each_scrape_so_removed_replicas_leave_no_series():

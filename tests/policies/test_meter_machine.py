@@ -201,6 +201,6 @@ class MoneyMachine(MeterMachine):
 
 
 TestMinute = MeterMachine.TestCase
-TestMinute.settings = settings(max_examples=150, stateful_step_count=50, deadline=None)
+TestMinute.settings = settings(max_examples=60, stateful_step_count=50, deadline=None)
 TestMoney = MoneyMachine.TestCase
-TestMoney.settings = settings(max_examples=100, stateful_step_count=50, deadline=None)
+TestMoney.settings = settings(max_examples=50, stateful_step_count=50, deadline=None)

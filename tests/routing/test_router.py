@@ -137,6 +137,18 @@ def test_an_engine_whose_cache_is_off_stops_attracting_requests():
     assert fleet.route(*session(1)).why in {Why.HOME, Why.NEXT_HOME}
 
 
+def test_what_reading_costs_others_is_learned_from_answers_but_not_from_bulk_that_is_left_out():
+    """How much people wait to have read is theirs; bulk that the engine leaves out of their steps delays nobody."""
+    fleet = Fleet(1, capabilities=Capabilities(leaves_bulk_out=True))
+    for lane in (Lane.BULK, Lane.INTERACTIVE):
+        assert not fleet.router.usual_of("m").reading_tokens
+        with fleet.dispatch(*session(1), lane=lane) as lease:
+            decision = fleet.route(*session(1), lane=lane)
+            fleet.router.settled(decision, lease, now=fleet.now, prompt_tokens=1400, cached_tokens=400, ttft_s=0.5)
+    assert fleet.router.usual_of("m").reading_tokens == 1000
+    assert fleet.router.usual_of("m").ms_per_token == fleet.pool.get("r1").ttft.ms_per_token
+
+
 def test_p23_the_sessions_of_a_removed_replica_move_to_one_new_home():
     """P23: not scattered: every later turn of a moved session meets its first."""
     fleet = Fleet(4)
@@ -259,6 +271,26 @@ def test_excluded_replicas_are_not_tried_again():
     assert fleet.route("hello", excluded=["r1"]).chosen == "r2"
     absence = fleet.route("hello", excluded=["r1", "r2"])
     assert (absence.reason, absence.retry_after_s) == (Absence.TRIED, 0.0)
+
+
+def test_a_request_goes_only_where_its_surface_is_served():
+    """Of a model's replicas some may only generate; a seat there is of no use, nor is the prompt's home."""
+    fleet = Fleet(0)
+    fleet.add("r1", surfaces=frozenset({"chat"}))
+    fleet.add("r2", surfaces=frozenset({"chat", "embed"}), seats=1)
+    fleet.add("r3")  # nobody has said
+    needing = replace(fleet.query("a"), needs="embed")
+    for query in (needing, replace(needing, excluded=frozenset({"r3"})), replace(needing, excluded=frozenset({"r2"}))):
+        decision = fleet.router.route(query, fleet.now)
+        assert decision.chosen in {"r2", "r3"} - query.excluded
+        assert ("r1", Rejection.UNFIT) in decision.filtered
+        assert fleet.router.home(query) in {"r2", "r3"}
+    fleet.pool.remove("r3")
+    fleet.hold("r2", 1)
+    assert isinstance(fleet.router.route(needing, fleet.now), Full)
+    fleet.pool.remove("r2")
+    found = fleet.router.route(needing, fleet.now)
+    assert (found.reason, found.retry_after_s, fleet.router.home(needing)) == (Absence.UNFIT, 0.0, None)
 
 
 def test_tenant_isolation_keeps_a_project_off_a_replica():

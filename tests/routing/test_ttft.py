@@ -65,3 +65,21 @@ def test_stays_within_its_bounds(observations):
         model.observe(*observation)
     assert LEAST_RATE * 0.999 <= model.prefill_rate <= MOST_RATE * 1.001
     assert 0.0 < model.base_s <= MAX_BASE_S
+
+
+def test_what_more_observations_made_elsewhere_is_taken_over():
+    """Of as many the larger value; nothing told is no reason to forget that nothing is learned."""
+    model = TtftModel()
+    model.adopt_rate(0.1, 0)
+    model.adopt_base(900.0, 0)
+    assert (model.ms_per_token, model.base_ms, model.unlearned) == (0.5, 30.0, 3)
+    model.adopt_rate(0.1, 5)
+    model.adopt_base(9.0, 3)
+    assert (model.ms_per_token, model.base_ms, model.unlearned, model.weights) == (0.1, 9.0, 0, (5, 3))
+    model.adopt_rate(0.2, 4)
+    assert model.ms_per_token == 0.1
+    model.adopt_rate(0.2, 5)
+    assert model.ms_per_token == 0.2
+    model.adopt_rate(1e9, 9)
+    model.adopt_base(1e9, 9)
+    assert (model.ms_per_token, model.base_ms) == (1000.0 / LEAST_RATE, 1000.0 * MAX_BASE_S)

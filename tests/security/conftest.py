@@ -3,7 +3,6 @@
 import hashlib
 import http.client
 import sqlite3
-import time
 from contextlib import closing
 from dataclasses import dataclass, field
 from urllib.parse import urlsplit
@@ -11,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from policies.keys import cache_salt
-from tests.warmlane_process import PATIENCE_S, commands
+from tests.warmlane_process import PATIENCE_S, commands, until
 
 ENGINE_KEY = "sk-engine-9f3c7d1be2a84c55"
 ADMIN_TOKEN = "adm-51c0ffee77d2448e9b01"
@@ -119,13 +118,12 @@ IN_LEDGER = "/admin/v1/usage/requests"  # where it counts in what usage tells, a
 
 def record_of(system, request_id, where="/admin/v1/requests"):
     """The record of a request, once it is written."""
-    ends_at = time.monotonic() + PATIENCE_S
-    while True:
+
+    def found():
         answer = ask(system.admin, "GET", f"{where}/{request_id}", bearer(ADMIN_TOKEN))
-        if answer.status == 200:
-            return answer
-        assert time.monotonic() < ends_at, answer
-        time.sleep(0.02)
+        return answer if answer.status == 200 else None
+
+    return until(found)
 
 
 def bearer(credential):

@@ -7,13 +7,12 @@ very same text too, is taken without a restart. A gateway process that falls mea
 import json
 import os
 import signal
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tests.security.conftest import ADMIN_TOKEN, IN_LEDGER, ask, bearer, record_of
-from tests.warmlane_process import PATIENCE_S, commands
+from tests.warmlane_process import commands, until
 
 pytestmark = pytest.mark.e2e
 
@@ -54,10 +53,7 @@ class Reloadable:
         """Wish by SIGHUP, and wait until the log has one more of this event."""
         seen = self.running.stderr.count(event)
         self.running.process.send_signal(signal.SIGHUP)
-        ends_at = time.monotonic() + PATIENCE_S
-        while self.running.stderr.count(event) == seen:
-            assert time.monotonic() < ends_at, self.running.stderr[-3000:]
-            time.sleep(0.01)
+        self.running.until(lambda: self.running.stderr.count(event) > seen)
 
 
 def _address(url):
@@ -160,10 +156,7 @@ def test_a_gateway_that_is_started_again_has_the_settings_in_force(system, spoil
     try:
         child = system.running.child("gateway.process")
         child.kill()
-        ends_at = time.monotonic() + PATIENCE_S
-        while not _is_served(system):
-            assert time.monotonic() < ends_at, system.running.stderr[-3000:]
-            time.sleep(0.05)
+        until(lambda: _is_served(system), lambda: system.running.stderr[-3000:])
     finally:
         system.file.unlink(missing_ok=True)
         system.file.write_text(GOOD)
@@ -212,10 +205,9 @@ def test_a_reload_by_either_way_is_in_the_audit_log(system):
     """By the endpoint with who asked, by a signal as the system's."""
     system.reload()
     system.hang_up("config.reloaded")
-    ends_at = time.monotonic() + PATIENCE_S
-    while True:
+
+    def is_told():
         rows = system.running.admin("/audit?action=config.reloaded")["data"]
-        if {"admin_token", "system"} <= {one["actor_kind"] for one in rows}:
-            return
-        assert time.monotonic() < ends_at, rows
-        time.sleep(0.02)
+        return {"admin_token", "system"} <= {one["actor_kind"] for one in rows}
+
+    until(is_told)

@@ -192,3 +192,28 @@ def test_copies_leave_an_urgent_prompt_alone_all_it_may_have():
     step = budget()
     step.charge(0.5)
     assert granted(step, seated(300, 0)) == [300]
+
+
+@given(num=st.integers(0, 8), max_tokens=st.integers(1, 10))
+@settings(max_examples=40, deadline=None)
+def test_decodes_taken_together_are_those_taken_one_by_one(num, max_tokens):
+    """In their order, as far as there is room, and prompts get what they would."""
+    sequences, prompt = [decoding(slot) for slot in range(num)], seated(50, 0, slot=9)
+    together, apart = budget(max_tokens), budget(max_tokens)
+    together.take_decodes(sequences)
+    for sequence in sequences:
+        apart.take(sequence)
+    for step in (together, apart):
+        step.take(prompt)
+    assert together.grants == apart.grants
+    assert repr(together) == repr(apart)
+
+
+def test_a_row_has_its_block_table_only_where_it_is_asked_for():
+    """Engines that page by slot do not look at it, and it grows with the sequence."""
+    sequence = decoding()
+    sequence.blocks = [4, 5]
+    step = budget()
+    step.take(sequence)
+    (grant,) = step.grants
+    assert (grant.row().blocks, grant.row(has_blocks=False).blocks) == ((4, 5), ())

@@ -218,3 +218,29 @@ def test_a_grammar_that_cannot_go_on_is_that_sequences_error():
     assert booked(sequence(grammar=LINE), 5, 9).reason is FinishReason.ERROR
     result = book(sequence(), GrammarFault("Too much."), EOS)
     assert (result.reason, result.error, result.sampled) == (FinishReason.ERROR, "Too much.", ())
+
+
+@given(
+    seed=st.integers(0, 1000),
+    fields=st.fixed_dictionaries(
+        {},
+        optional={
+            "temperature": st.just(0.7),
+            "logprobs": st.just(0),
+            "min_tokens": st.just(3),
+            "logit_bias": st.just(((4, 9.0),)),
+            "presence_penalty": st.just(2.0),
+            "frequency_penalty": st.just(-2.0),
+            "repetition_penalty": st.just(0.5),
+        },
+    ),
+)
+@settings(max_examples=60, deadline=None)
+def test_rows_of_which_nothing_but_the_best_token_is_asked_may_skip_the_rest(seed, fields):
+    """The short way gives what the whole way gives, and no other request may take it."""
+    params = {"temperature": 0.0} | fields
+    whole, short = (sequence(output=(5, 5, 6), seed=seed, **params) for _ in range(2))
+    short.takes_best = whole.request.sampling.takes_best
+    assert short.takes_best is not bool(fields)
+    logits = noise(1, VOCAB, seed=seed)
+    assert decode(logits, [SamplingRow(short)], [None], EOS) == decode(logits, [SamplingRow(whole)], [None], EOS)

@@ -14,7 +14,7 @@ from tests.engines.core.crowd import alone, assert_nothing_is_held, crowd, play,
 from tests.engines.core.driven import NO_TIME, words
 from tests.engines.core.toy_grammar import ToyGrammar
 
-MODERATE = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+MODERATE = settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 LETTERS = words(*range(8))
 
 

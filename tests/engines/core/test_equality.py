@@ -10,7 +10,7 @@ from policies.lane import Lane
 from tests.engines.core.crowd import alone, assert_nothing_is_held, crowd, play, scripts
 from tests.engines.core.driven import NO_TIME, words
 
-MODERATE = settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+MODERATE = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 def expected(request, eos_every):

@@ -59,3 +59,19 @@ def test_nothing_is_asked_of_one_that_is_over():
     assert inbox.ask(lambda: None)
     assert len(inbox.take_errands(is_last=True)) == 1
     assert not inbox.ask(lambda: None)
+
+
+def test_whoever_waits_is_told_before_it_and_only_then():
+    """An engine shows its load when it comes to rest, not once a step."""
+    inbox, rests = Inbox(1), []
+
+    def rest():
+        rests.append(1)
+        inbox.ask(lambda: None)  # else it would wait for ever
+
+    assert inbox.await_work(lambda: True, rest)
+    assert not rests
+    assert inbox.await_work(lambda: False, rest)
+    assert rests == [1]
+    assert inbox.await_work(lambda: False, rest)
+    assert rests == [1]

@@ -87,23 +87,25 @@ def test_tokens_within_is_the_largest_number_that_fits(cost, limit_s, rows, pref
 
 
 @pytest.mark.parametrize(
-    ("prefill_s", "resting", "fields", "is_overtaken", "expected"),
+    ("prefill_s", "resting", "fields", "num_overtaken", "expected"),
     [
-        (0.002, 4, {}, False, 118),  # (250 - 14) ms
-        (0.001, 4, {}, False, 128),  # enough for any device, in less than 250 ms
-        (0.0001, 4, {}, False, 360),  # (50 - 14) ms: what would go in beside them
-        (0.02, 4, {}, False, 32),  # the smallest chunk, longer though it is
-        (0.002, 4, {}, True, 493),  # (1000 - 14) ms
-        (0.002, 4, {"itl_p95_s": 0.1}, True, 43),  # the operator's wish is the gap: (100 - 14) ms
+        (0.002, 4, {}, 0, 118),  # (250 - 14) ms
+        (0.001, 4, {}, 0, 128),  # enough for any device, in less than 250 ms
+        (0.0001, 4, {}, 0, 360),  # (50 - 14) ms: what would go in beside them
+        (0.02, 4, {}, 0, 32),  # the smallest chunk, longer though it is
+        (0.001, 4, {}, 900, 236),  # (250 - 14) ms: a small crowd
+        (0.002, 4, {}, 1600, 193),  # an eighth of 3.2 s, less 14 ms
+        (0.002, 4, {}, 9000, 243),  # (500 - 14) ms: as long as it may be for any crowd
+        (0.002, 4, {"itl_p95_s": 0.1}, 9000, 43),  # the operator's wish is the gap: (100 - 14) ms
     ],
 )
 def test_prompts_that_have_a_step_of_their_own_keep_others_waiting_for_a_bounded_time(
-    prefill_s, resting, fields, is_overtaken, expected
+    prefill_s, resting, fields, num_overtaken, expected
 ):
     """The gap is that step and the one of those that rest."""
     apart = guard(StepCost(0.010, 0.001, prefill_s), **fields)
-    assert apart.turn_tokens(StepCounts(resting), 512, is_overtaken=is_overtaken) == expected
-    assert apart.turn_tokens(StepCounts(resting), 5, is_overtaken=is_overtaken) == 5
+    assert apart.turn_tokens(StepCounts(resting), 512, num_overtaken) == expected
+    assert apart.turn_tokens(StepCounts(resting), 5, num_overtaken) == 5
 
 
 def test_an_unknown_cost_bounds_nothing():

@@ -142,5 +142,5 @@ class MemoryMachine(RuleBasedStateMachine):
 
 TestMemoryMachine = MemoryMachine.TestCase
 TestMemoryMachine.settings = settings(
-    max_examples=80, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=50, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

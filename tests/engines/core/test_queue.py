@@ -30,6 +30,7 @@ def test_order_holds_through_adding_and_removing(orders, data):
     for lane in Lane:
         assert list(queue.in_lane(lane)) == [each for each in kept if each.order[0] == lane.rank]
         assert queue.num_in(lane) == len(queue.in_lane(lane))
+    assert list(queue.nums_by_rank()) == [queue.num_in(lane) for lane in Lane]
     assert list(queue.urgent()) == [each for lane in URGENT_LANES for each in queue.in_lane(lane)]
     assert queue.num_urgent == len(queue.urgent())
 

@@ -29,24 +29,33 @@ def test_nobody_rests_where_only_one_kind_is_there(driven):
     """Prompts alone take whole steps, decodes alone every step."""
     engine = driven(**ROOMY)
     for number in range(2):
-        add(engine, f"interactive-{number}", 200)
+        add(engine, f"interactive-{number}", 140 if number else 200)
     assert step(engine) == [("interactive-0", 200), ("interactive-1", 56)]
-    assert step(engine) == [("interactive-1", 144)]
+    assert step(engine) == [("interactive-1", 84)]
     both = [("interactive-0", 1), ("interactive-1", 1)]
     assert [step(engine), step(engine)] == [both, both]
 
 
-def test_who_was_overtaken_gets_long_steps(driven):
-    """Those that came together begin soon after one another; the first does not run ahead."""
+def test_a_crowd_that_was_overtaken_gets_longer_steps_the_larger_it_is(driven):
+    """Those that came together begin soon after one another; the first does not run ahead, nor stand still for long."""
     engine = driven(**ROOMY | {"max_step_tokens": 512})
-    for number in range(4):
+    for number in range(8):
         add(engine, f"interactive-{number}", 300 if number else 100)
     assert step(engine) == [("interactive-0", 100), ("interactive-1", 300), ("interactive-2", 112)]
-    assert step(engine) == [("interactive-2", 188), ("interactive-3", 206)]  # (1000 - 14) ms
+    assert step(engine) == [("interactive-2", 188), ("interactive-3", 6)]  # (500 - 14) ms
     assert step(engine) == [("interactive-0", 1), ("interactive-1", 1), ("interactive-2", 1)]
-    add(engine, "interactive-newcomer", 300)
-    assert step(engine) == [("interactive-3", 94), ("interactive-newcomer", 298)]  # (1000 - 18) ms
-    assert len(step(engine)) == 4
+    assert step(engine) == [("interactive-3", 179)]  # an eighth of 3.7 s, less 18 ms
+    assert len(step(engine)) == 3
+
+
+def test_who_waits_for_a_seat_counts_as_far_as_there_are_seats(driven):
+    """Prompts that cannot be read now do not make others wait longer."""
+    engine = driven(**ROOMY | {"max_step_tokens": 512, "max_seqs": 3})
+    add(engine, "interactive-first", 100)
+    engine.step(lambda: None)
+    for number in range(8):
+        add(engine, f"interactive-{number}", 500)
+    assert step(engine) == [("interactive-0", 121)]  # an eighth of 2.5 s, less 10 ms
 
 
 def test_who_came_while_the_others_prompts_were_computed_was_overtaken_too(driven):
@@ -54,8 +63,8 @@ def test_who_came_while_the_others_prompts_were_computed_was_overtaken_too(drive
     engine = driven(**ROOMY | {"max_step_tokens": 512})
     add(engine, "interactive-first", 100)
     engine.step(lambda: None)
-    add(engine, "interactive-second", 500)
-    assert step(engine) == [("interactive-second", 396)]
+    add(engine, "interactive-second", 900)
+    assert step(engine) == [("interactive-second", 108)]  # an eighth of 2.3 s, less 10 ms
 
 
 def test_the_operators_gap_holds_for_both_steps_together(driven):

@@ -187,6 +187,7 @@ _NAN = struct.pack("<f", float("nan"))
         (("tokenizer.ggml.model", STRING, text("rwkv")), "no text becomes tokens"),
         (("tokenizer.ggml.model", STRING, text("bert")), "tokens for bytes"),
         (("general.alignment", UINT32, struct.pack("<I", 1)), "alignment is 1"),
+        (("tokenizer.ggml.tokens", ARRAY, struct.pack("<IQ", STRING, 2**20 + 1) + bytes(2**23 + 8)), "1048577 tokens"),
     ],
 )  # fmt: skip
 def test_what_has_killed_or_hung_the_library_is_refused_before_it(parts, tmp_path, changed, said):

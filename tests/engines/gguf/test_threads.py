@@ -1,6 +1,7 @@
 """Threads for each kind of step: measured shortly, remembered, and never a reason not to start."""
 
 import json
+import os
 
 import pytest
 from hypothesis import given
@@ -150,3 +151,19 @@ def test_a_load_measures_once_and_then_remembers(tmp_path, monkeypatch):
     given = load(path, **sizes, threads_batch=1)
     given.runner.close()
     assert (given.threads.single, given.threads.batch, given.threads.origin) == (2, 1, "given")
+
+
+def test_what_is_no_file_is_not_waited_for(tmp_path):
+    """To open a pipe would wait for somebody to write into it, for ever."""
+    path = tmp_path / CACHE_NAME
+    os.mkfifo(path)
+    assert ThreadCache(path).recall("a", 8) is None
+    ThreadCache(path).remember("a", Threads(1, 1, "measured"))
+    assert ThreadCache(path).recall("a", 8) == Threads(1, 1, "remembered")
+
+
+def test_what_cannot_be_kept_leaves_nothing(tmp_path):
+    """A folder in its place, or a full disk: else each start would leave a file."""
+    (tmp_path / CACHE_NAME).mkdir()
+    ThreadCache(tmp_path / CACHE_NAME).remember("a", Threads(1, 1, "measured"))
+    assert [path.name for path in tmp_path.iterdir()] == [CACHE_NAME]

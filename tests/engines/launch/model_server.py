@@ -21,6 +21,8 @@ class FileServer:
         self.has_ranges = True
         self.has_length = True
         self.content_type = "application/octet-stream"
+        self.surplus_bytes = 0  # sent behind the content, in chunks, whatever the length says
+        self.said_length = ""  # in place of the content's length
         self.cuts = []
         self.stall_after = None
         self.stalled = threading.Event()
@@ -63,13 +65,25 @@ class _Handler(BaseHTTPRequestHandler):
             headers["Content-Range"] = f"bytes {start}-{total - 1}/{total}"
         body = content[start or 0 :]
         if file.has_length:
-            headers["Content-Length"] = str(len(body))
+            headers["Content-Length"] = file.said_length or str(len(body))
+        if file.surplus_bytes:
+            return self._surplus(start, headers, body, file)
         self._head(206 if start is not None else 200, headers)
         if file.stall_after is not None:
             return self._stall(body, file)
         cut = file.cut_after()
         self.wfile.write(body if cut is None else body[:cut])
         return None
+
+    def _surplus(self, start, headers, body, file):
+        self._head(206 if start is not None else 200, {**headers, "Transfer-Encoding": "chunked"})
+        left = len(body) + file.surplus_bytes
+        with contextlib.suppress(ConnectionError):
+            while left:
+                piece = (body or bytes(1 << 16))[: 1 << 16][:left]
+                body, left = body[len(piece) :], left - len(piece)
+                self.wfile.write(b"%x\r\n%b\r\n" % (len(piece), piece))
+            self.wfile.write(b"0\r\n\r\n")
 
     def _stall(self, body, file):
         self.wfile.write(body[: file.stall_after])

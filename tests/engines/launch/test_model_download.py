@@ -240,6 +240,27 @@ def test_a_file_without_a_length_is_refused(server, attempt):
     assert "does not say how long" in _failure(attempt)
 
 
+@pytest.mark.parametrize("begun", [0, 1_000_000], ids=["from the start", "gone on with"])
+def test_a_server_that_sends_more_than_it_said_fills_no_disk(server, attempt, begun):
+    """Room was asked for so many bytes."""
+    if begun:
+        server.cuts = [begun] * ATTEMPTS
+        server.has_ranges = False
+        _failure(attempt)
+        server.has_ranges = True
+    server.surplus_bytes = 64 << 20
+    assert "sends more than" in _failure(attempt)
+    assert not attempt.part.exists()
+    assert attempt.told[-1][0] <= len(_CONTENT)
+
+
+@pytest.mark.parametrize("length", ["9" * 5000, "9" * 30, "-1", "1e3", "\u00b2"])
+def test_a_length_that_cannot_be_is_told(server, attempt, length):
+    """In one sentence, whatever it is."""
+    server.said_length = length
+    _failure(attempt)
+
+
 def test_no_room_is_told_before_the_bytes(server, attempt):
     """The length is known from the first answer."""
 

@@ -15,7 +15,7 @@ def options(argv):
 
 def test_every_setting_of_the_plan_reaches_the_worker():
     """A setting that is not passed on is silently ignored."""
-    spec = replace(SPEC, home=Path("/h"), host_kv_mb=300, speculation="off")
+    spec = replace(SPEC, home=Path("/h"), host_kv_mb=300, speculation="off", eviction="slru")
     argv = worker_command(spec, drain_s=5, log_level="debug", itl_p95_s=0.04)
     assert argv[1:3] == ["-m", "engines.worker"]
     assert options(argv) == {
@@ -27,6 +27,7 @@ def test_every_setting_of_the_plan_reaches_the_worker():
         "--max-seqs": "8",
         "--kv-tokens": "4096",
         "--threads": "2",
+        "--eviction": "slru",
         "--home": "/h",
         "--host-kv-mb": "300",
         "--speculation": "off",
@@ -35,6 +36,12 @@ def test_every_setting_of_the_plan_reaches_the_worker():
         "--log-level": "debug",
     }
     assert argv[-2:] == ["--kv-events", "--die-with-parent"]
+
+
+def test_a_model_that_generates_serves_embeddings_where_that_is_wanted():
+    """A flag, so that no worker does it unasked."""
+    assert "--embeddings" not in worker_command(SPEC, drain_s=5, log_level="info")
+    assert "--embeddings" in worker_command(replace(SPEC, embeddings=True), drain_s=5, log_level="info")
 
 
 def test_an_engine_without_a_model_file_gets_no_path_and_without_an_objective_its_own():

@@ -1,10 +1,15 @@
 """What a generation may ask for."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from engines.core.sequence import SamplingParams
+from engines.core.decoding import decode
+from engines.core.sampling import SamplingRow
+from engines.core.sequence import GenerateRequest, SamplingParams, Sequence
 from engines.worker.bounds import MAX_LOGIT_BIASES, MAX_STOP_TOKENS, MAX_STOPS, check_generation
 from engines.worker.errors import ApiError
 from engines.worker.schema import ChatRequest, CompletionRequest, Message, StreamOptions
@@ -42,6 +47,7 @@ BAD = [
     ("presence_penalty", 2.1),
     ("frequency_penalty", -2.1),
     ("repetition_penalty", 0.0),
+    ("repetition_penalty", 1e-300),
     ("repetition_penalty", 11.0),
     ("min_tokens", -1),
     ("priority", 2**63),
@@ -217,3 +223,33 @@ def test_whatever_passes_is_within_what_the_engine_believes(fields):
     assert all(0 <= token < VOCAB for token, _ in sampling.logit_bias)
     assert spec.max_tokens is None or spec.max_tokens >= 1
     assert 1 <= spec.num_choices <= 16
+
+
+@given(
+    fields=st.fixed_dictionaries(
+        {},
+        optional={
+            "temperature": st.floats(0, 2) | st.sampled_from([1e-300, 1e-45, 1e-6]),
+            "top_p": st.floats(0, 1, exclude_min=True),
+            "top_k": st.integers(-1, VOCAB),
+            "min_p": st.floats(0, 1),
+            "repetition_penalty": st.floats(0.01, 10),
+            "presence_penalty": st.floats(-2, 2),
+            "frequency_penalty": st.floats(-2, 2),
+            "logit_bias": st.dictionaries(st.sampled_from(["0", "1", "2"]), st.floats(-100, 100)),
+            "min_tokens": st.integers(0, 1),
+            "logprobs": st.just(True),
+        },
+    ),
+    logits_seed=st.integers(0, 99),
+    scale=st.sampled_from([0, 1e-30, 1, 1e4]),
+)
+@settings(max_examples=100, deadline=None)
+def test_whatever_passes_can_be_sampled(fields, logits_seed, scale):
+    """A request whose numbers break the sampler would end every request of the step, and after three the worker."""
+    sampling = check_generation(chat(**fields), VOCAB).sampling
+    request = GenerateRequest("r", (1, 2), replace(sampling, max_tokens=9))
+    row = SamplingRow(Sequence(request, max_length=99, seed=0, order=(0, 0, 0.0, 1), tokens=[1, 2, 0, 0]))
+    logits = np.random.default_rng(logits_seed).normal(0, scale, (1, VOCAB)).astype(np.float32)
+    ((sampled,),) = decode(logits, [row], [None], frozenset({0}))
+    assert 0 <= sampled.token < VOCAB

@@ -1,5 +1,7 @@
 """One choice: tokens in, text that may be sent out."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -107,6 +109,15 @@ def test_an_engine_that_gives_up_is_an_error(reason, status):
     assert caught.value.status == status
 
 
+def test_a_grammar_at_its_bounds_is_the_callers():
+    """The worker is well, and the same request would end the same way."""
+    (last,) = deltas([4], finish=FinishReason.ERROR)
+    with pytest.raises(ApiError) as caught:
+        run(choice(), [replace(last, error="The grammar takes too much time to apply.")])
+    assert (caught.value.status, caught.value.code) == (400, "grammar_failed")
+    assert "too much time" in caught.value.message
+
+
 def test_nothing_comes_after_the_finish():
     """A delta that was on its way when a stop string matched changes nothing."""
     one = choice(["D"])
@@ -142,3 +153,21 @@ def test_text_does_not_depend_on_steps_and_no_piece_is_empty(tokens, per_step, s
     assert all(piece.text or piece.finish for piece in pieces)
     assert [piece.finish for piece in pieces[:-1]] == [None] * (len(pieces) - 1)
     assert pieces[-1].finish == one.finish is not None
+
+
+@given(
+    tokens=st.lists(st.integers(1, len(VOCABULARY) - 1), min_size=1, max_size=12),
+    per_step=st.integers(1, 3),
+    logprobs=st.booleans(),
+)
+@settings(max_examples=80, deadline=None)
+def test_a_choice_that_nobody_reads_for_stops_gives_what_one_gives_whose_stop_never_comes(tokens, per_step, logprobs):
+    """The short way for plain text changes no piece."""
+    steps = deltas(tokens, per_step=per_step, logprobs=logprobs)
+    plain, scanned = choice(), choice(["\x00"])
+    assert run(plain, steps) == run(scanned, steps)
+    assert (plain.num_tokens, plain.cached_tokens, plain.finish) == (
+        scanned.num_tokens,
+        scanned.cached_tokens,
+        scanned.finish,
+    )

@@ -5,6 +5,7 @@ import contextlib
 import json
 import random
 import re
+import threading
 import time
 
 import numpy as np
@@ -236,6 +237,14 @@ async def test_what_is_not_strict_leaves_out_what_cannot_be_enforced(compiler):
     await compiler.compile(schema_spec(schema, strict=False))
 
 
+async def test_what_could_not_be_followed_is_refused_at_once(compiler):
+    """Its bound is met behind the first tokens, which the model would have to write first."""
+    schema = {"type": "object", "properties": {f"p{index}": {"type": "string"} for index in range(2000)}}
+    with pytest.raises(GrammarError, match="too complex") as caught:
+        await compiler.compile(schema_spec({**schema, "additionalProperties": False}))
+    assert caught.value.is_callers_fault
+
+
 async def test_equal_specs_are_compiled_once_and_the_oldest_go(monkeypatch):
     """Bounded memory; a busy schema costs its compilation once, also when many ask at once."""
     compiler = GrammarCompiler(MODEL, MODEL.vocab_size, max_kept=2)
@@ -258,7 +267,7 @@ async def test_equal_specs_are_compiled_once_and_the_oldest_go(monkeypatch):
 
 async def test_a_slow_compilation_is_answered_in_time_and_does_not_hold_up_others_for_ever(monkeypatch):
     """The thread cannot be stopped, but nobody waits for it, and what waits for a thread says so."""
-    compiler = GrammarCompiler(MODEL, MODEL.vocab_size, GrammarLimits(timeout_s=0.05), max_waiting=3)
+    compiler = GrammarCompiler(MODEL, MODEL.vocab_size, GrammarLimits(timeout_s=0.5), max_waiting=1)
     release, original = asyncio.Event(), grammars.source_of
     loop = asyncio.get_running_loop()
 
@@ -269,14 +278,66 @@ async def test_a_slow_compilation_is_answered_in_time_and_does_not_hold_up_other
     monkeypatch.setattr(grammars, "source_of", slow)
     try:
         specs = [GrammarSpec(GrammarKind.REGEX, text) for text in "abcd"]
-        errors = await asyncio.gather(*(compiler.compile(spec) for spec in specs[:3]), return_exceptions=True)
-        assert [error.is_callers_fault for error in errors] == [True, True, False]
-        with pytest.raises(GrammarError, match="Too many"):
-            await compiler.compile(specs[3])
+        errors = await asyncio.gather(*(compiler.compile(spec) for spec in specs), return_exceptions=True)
+        assert [error.is_callers_fault for error in errors] == [True, True, False, False]
+        assert ["Too many" in error.message for error in errors] == [False, False, False, True]
+        assert "compiling=2" in repr(compiler), "what nobody waits for is left out"
         release.set()
         while "compiling=0" not in repr(compiler):  # noqa: ASYNC110  # nothing tells when it is done
             await asyncio.sleep(0)
         assert await compiler.compile(specs[2]) is not None
+    finally:
+        release.set()
+        compiler.close()
+
+
+async def test_what_one_tenant_had_compiled_is_new_to_another(monkeypatch):
+    """Else the time of an answer would tell who asks which schema; nor does a flood push out what others have."""
+    compiler = GrammarCompiler(MODEL, MODEL.vocab_size, max_kept=4)
+    compiled = []
+    original = grammars.source_of
+    monkeypatch.setattr(
+        grammars, "source_of", lambda spec, *rest: (compiled.append(spec.text), original(spec, *rest))[1]
+    )
+    try:
+        spec = GrammarSpec(GrammarKind.REGEX, "a")
+        ours, theirs = await asyncio.gather(compiler.compile(spec, "ours"), compiler.compile(spec, "theirs"))
+        assert ours is not theirs
+        assert compiled == ["a", "a"]
+        for text in "bcdefgh":
+            await compiler.compile(GrammarSpec(GrammarKind.REGEX, text), "theirs")
+        assert await compiler.compile(spec, "ours") is ours
+        assert "kept=4" in repr(compiler)
+    finally:
+        compiler.close()
+
+
+async def test_a_flood_of_one_tenant_does_not_put_off_the_others(monkeypatch):
+    """Owners take turns, and a compilation whose client has left is not begun."""
+    compiler = GrammarCompiler(MODEL, MODEL.vocab_size)
+    compiled, release, original = [], threading.Event(), grammars.source_of
+
+    def noting(spec, *rest):
+        release.wait(10)
+        compiled.append(spec.text)
+        return original(spec, *rest)
+
+    monkeypatch.setattr(grammars, "source_of", noting)
+    try:
+        flood = [
+            asyncio.ensure_future(compiler.compile(GrammarSpec(GrammarKind.REGEX, text), "flood"))
+            for text in "abcdefgh"
+        ]
+        await asyncio.sleep(0)
+        leaving = asyncio.ensure_future(compiler.compile(GrammarSpec(GrammarKind.REGEX, "x"), "leaves"))
+        other = asyncio.ensure_future(compiler.compile(GrammarSpec(GrammarKind.REGEX, "y"), "other"))
+        await asyncio.sleep(0)
+        leaving.cancel()
+        await asyncio.wait({leaving})
+        release.set()
+        await asyncio.gather(*flood, other)
+        assert "x" not in compiled
+        assert compiled.index("y") <= 4, "after the two at work and at most one or two more that wait"
     finally:
         release.set()
         compiler.close()

@@ -16,7 +16,9 @@ import httpx
 import openai
 import psutil
 import pytest
+from typer.testing import CliRunner
 
+from engines.worker import cli
 from engines.worker.loaded import CannotStart, load_engine
 from engines.worker.server import bind, run
 from engines.worker.settings import WorkerSettings
@@ -189,7 +191,7 @@ def test_clients_that_leave_at_random_moments_leave_nothing_behind(fake_worker):
         visitor.start()
     for visitor in visitors:
         visitor.join()
-    until(lambda: is_quiet(fake_worker), patience_s=5)
+    until(lambda: is_quiet(fake_worker))
     until(lambda: len(lines_of(fake_worker)) == before + 50)
     answer = httpx.post(f"{fake_worker.ready.url}/chat/completions", json=body()).json()
     assert answer["choices"][0]["message"]["content"] == "hello world"
@@ -257,6 +259,8 @@ def test_a_body_that_never_comes_does_not_stop_the_stop(start_worker):
         connection.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: w\r\ncontent-length: 10\r\n\r\n{")
         until(lambda: worker.load()["server_load"] == 1)
         assert worker.stop() == 0
+        assert connection.recv(4096).startswith(b"HTTP/1.1 503 ")
+    assert "error" not in {line["level"] for line in worker.logs}
 
 
 def test_no_text_of_a_request_is_ever_logged(start_worker):
@@ -314,17 +318,44 @@ def test_an_address_of_another_machine_is_one_sentence_and_exit_1():
     assert ended.stderr.startswith("warmlane worker: ")
 
 
-def test_a_stop_signal_while_loading_is_exit_0():
+LOADING = "print('loading', flush=True), time.sleep(60)"
+
+
+@pytest.mark.parametrize(
+    "load",
+    [
+        f"cli.load_engine = lambda _: ({LOADING})",
+        f"class Old:\n  def __del__(self): {LOADING}\ncli.load_engine = lambda _: (Old() and None, time.sleep(60))",
+    ],
+    ids=["at once", "in a finalizer, which would drop an exception"],
+)
+def test_a_stop_signal_while_loading_is_exit_0(load):
     """A supervisor that changes its mind sees no failure."""
-    source = (
-        "import time, engines.worker.cli as cli\n"
-        "cli.load_engine = lambda _: (print('loading', flush=True), time.sleep(60))\n"
-        "cli.main()\n"
-    )
+    source = f"import time, engines.worker.cli as cli\n{load}\ncli.main()\n"
     command = [sys.executable, "-c", source, "--engine", "fake"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
         assert process.stdout.readline() == b"loading\n"
         process.send_signal(signal.SIGTERM)
+        output, errors = process.communicate(timeout=PATIENCE_S)
+    assert (process.returncode, output, errors) == (0, b"", b"")
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_stop_signal_while_the_libraries_are_loaded_is_exit_0(number):
+    """The first second of a start, in which Python itself would answer."""
+    source = (
+        "import runpy, sys, time\n"
+        "class Slow:\n"
+        "    def find_spec(self, name, *rest):\n"
+        "        if name == 'engines.worker.cli':\n"
+        "            print('loading', flush=True)\n"
+        "            time.sleep(60)\n"
+        "sys.meta_path.insert(0, Slow())\n"
+        "runpy.run_module('engines.worker', run_name='__main__')\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", source], stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stdout.readline() == b"loading\n"
+        process.send_signal(number)
         output, errors = process.communicate(timeout=PATIENCE_S)
     assert (process.returncode, output, errors) == (0, b"", b"")
 
@@ -356,13 +387,24 @@ def test_a_bad_model_file_is_one_sentence_and_exit_1(tmp_path, content):
         ("--engine", "fake", "--speculation", "wild"),
         ("--engine", "fake", "--eviction", "fifo"),
         ("--engine", "fake", "--host-kv-mb", "-1"),
+        ("--engine", "fake", "--tool-format", "smoke"),
+        ("--engine", "fake", "--reasoning-format", "loud"),
         ("--nonsense",),
     ],
 )
-def test_bad_usage_is_exit_2(options):
-    """As for every command."""
-    ended = run_to_its_end(*options)
+def test_bad_usage_is_exit_2(options, monkeypatch):
+    """As for every command; nothing is bound or loaded."""
+    monkeypatch.setattr(cli, "_serve", lambda *_: pytest.fail("it would serve"))
+    ended = CliRunner().invoke(cli.app, options)
+    assert (ended.exit_code, ended.stdout) == (2, "")
+    assert "Usage" in ended.stderr
+
+
+def test_bad_usage_of_the_process_is_exit_2():
+    """The status and the streams are those of the command."""
+    ended = run_to_its_end("--engine", "warp")
     assert (ended.returncode, ended.stdout) == (2, "")
+    assert "warp is not an engine" in " ".join(ended.stderr.split())
     assert "Traceback" not in ended.stderr
 
 
@@ -388,7 +430,7 @@ def test_a_worker_dies_with_its_parent():
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
     parent.stdout.close()
-    until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE, patience_s=5)
+    until(lambda: not worker.is_running() or worker.status() == psutil.STATUS_ZOMBIE)
 
 
 def test_health_answers_at_once_under_load(fake_worker):
@@ -405,4 +447,4 @@ def test_health_answers_at_once_under_load(fake_worker):
     for connection in connections:
         connection.close()
     until(lambda: is_quiet(fake_worker))
-    assert slowest < 1.0  # generous: the machine that runs the tests may be busy itself
+    assert slowest < 5.0  # generous: the machine that runs the tests may be busy itself

@@ -1,6 +1,9 @@
 """The step log: what is in it, what is not, and that it is bounded."""
 
+from pathlib import Path
+
 import pytest
+import structlog
 
 from engines.core.outlook import StepOutlook, StepRecord
 from engines.core.plan import Discard, Fork, Restore, Row, Save, StepPlan, Truncate
@@ -70,3 +73,15 @@ def test_a_log_that_cannot_be_written_is_said_at_start(tmp_path):
     """With the path, and not in the first step."""
     with pytest.raises(CannotStart, match="No such file"):
         load_engine(fake_options(step_log=tmp_path / "none" / "steps"))
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="Linux has a disk that is always full")
+def test_a_full_disk_ends_the_log_and_nothing_else(tmp_path):
+    """Not with an error for every step, which would fill whatever the process's own log goes to."""
+    log = StepLog(Path("/dev/full"))
+    with structlog.testing.capture_logs() as said:
+        for _ in range(3):
+            log.write(record())
+    assert [(line["event"], line["log_level"]) for line in said] == [("step_log.ended", "warning")]
+    with pytest.raises(OSError, match=r"the step log .*missing.* cannot be written: No such file"):
+        StepLog(tmp_path / "missing" / "steps")

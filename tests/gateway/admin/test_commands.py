@@ -377,7 +377,7 @@ def test_a_wrong_choice_is_answered_with_the_choices(words, choices):
         ("org", "create"), ("org", "list"), ("project", "create"), ("project", "list"),
         ("key", "create"), ("key", "list"), ("key", "revoke"), ("key", "rotate"),
         ("limits", "get"), ("limits", "set"), ("replica", "list"), ("replica", "drain"),
-        ("replica", "resume"), ("receipt",),
+        ("replica", "resume"), ("replica", "warm"), ("prefixes",), ("receipt",),
     ],
 )  # fmt: skip
 def test_every_command_has_help_with_an_example(words):

@@ -75,10 +75,12 @@ MATRIX = {
     ("GET", f"{A}/requests/{{id}}"): READ_PROJECT,
     ("GET", f"{A}/requests/{{id}}/receipt"): READ_PROJECT,
     ("GET", f"{A}/openapi.json"): LISTED,
+    ("GET", f"{A}/prefixes"): LISTED,
     ("GET", f"{A}/replicas"): PLATFORM_ONLY,
     ("POST", f"{A}/replicas/{{name:path}}/drain"): PLATFORM_ONLY,
     ("POST", f"{A}/replicas/{{name:path}}/resume"): PLATFORM_ONLY,
     ("POST", f"{A}/replicas/{{name:path}}/release"): PLATFORM_ONLY,
+    ("POST", f"{A}/replicas/warm"): PLATFORM_ONLY,
     ("POST", f"{A}/routes/explain"): PLATFORM_ONLY,
     ("GET", f"{A}/queue"): PLATFORM_ONLY,
     ("GET", f"{A}/statistics"): PLATFORM_ONLY,
@@ -90,6 +92,7 @@ BODIES = {
     f"{A}/organizations": lambda _: {"name": "new"},
     f"{A}/projects": lambda it: {"name": "new", "organization_id": it.organization.id},
     f"{A}/keys": lambda it: {"name": "new", "project_id": it.project.id},
+    f"{A}/replicas/warm": lambda it: {"project_id": it.project.id, "request": {"model": "m", "messages": []}},
     f"{A}/routes/explain": lambda it: {"project_id": it.project.id},
 }
 ENDPOINTS = admin_endpoints(None, GatewayControl(list), usage=Usage(None, KEEP))  # type: ignore[arg-type]
@@ -154,6 +157,9 @@ async def world(tmp_path, gateway, control):
         ("POST", "/replicas/w-1/release"), ("POST", "/routes/explain"), ("GET", "/statistics"), ("GET", "/metrics"),
     ):  # fmt: skip
         gateway.will(method, path, "" if path == "/metrics" else {})
+    gateway.will("GET", "/prefixes", {"data": []})
+    warmed = {"project_id": "p", "organization_id": "o", "model": "m", "lane": "bulk", "asked": 1, "warmed": 1}
+    gateway.will("POST", "/prefixes/warm", warmed | {"charged_tokens": 5, "replicas": []})
     store_path, ledger_path = tmp_path / "store.sqlite3", tmp_path / "ledger.sqlite3"
     async with await SqliteStore.open(store_path) as store, await SqliteLedger.open(ledger_path) as ledger:
         app = create_admin_app(store, control, TOKEN, usage=Usage(ledger, KEEP, lambda: NOW))

@@ -65,11 +65,12 @@ HAS_MORE_RULES = {
     "GET /admin/v1/audit",
     "POST /admin/v1/projects",
     "POST /admin/v1/keys",
+    "POST /admin/v1/replicas/warm",
     "PUT /admin/v1/projects/{id}/limits",
     "PUT /admin/v1/organizations/{id}/limits",
 }
 HEADERS = {"authorization": f"Bearer {TOKEN}"}
-NUM_EXAMPLES = 60
+NUM_EXAMPLES = 36
 ANSWERS = {
     ("POST", "/directory/refresh"): {},
     ("GET", "/replicas"): {"data": [], "next_cursor": None},
@@ -78,6 +79,17 @@ ANSWERS = {
     ("POST", "/replicas/w-1/release"): {"name": "w-1"},
     ("POST", "/routes/explain"): {"chosen": None},
     ("GET", "/queue"): {"total": 0},
+    ("GET", "/prefixes"): {"data": []},
+    ("POST", "/prefixes/warm"): {
+        "project_id": "p",
+        "organization_id": "o",
+        "model": "m",
+        "lane": "bulk",
+        "asked": 1,
+        "warmed": 1,
+        "charged_tokens": 5,
+        "replicas": [],
+    },
     ("GET", "/statistics"): {"in_flight": {}},
     ("GET", "/metrics"): "# TYPE a counter\na_total 1.0\n",
 }

@@ -24,22 +24,22 @@ class Watched(BlockReplica):
         return was_cut
 
 
-def ran(num_gateways, *, kv_blocks=60, events=True):
+def ran(num_gateways, *, kv_blocks=60, **ours):
     """(replicas, front) after a run at more than they can do at once."""
     settings = fleet(3, kv_blocks=kv_blocks)
     engine = settings.engine.settings(settings.kv_tokens, SIZE)
     replicas = [Watched(f"r{number}", engine) for number in range(3)]
-    front = POLICIES[OURS].build(FrontPlan(replicas, engine, num_gateways, 1), OurSettings(events=events))
+    front = POLICIES[OURS].build(FrontPlan(replicas, engine, num_gateways, 1), OurSettings(**ours))
     gateway_of = lambda request: request.number % num_gateways  # noqa: E731 - named for the reader
     TraceFleet(replicas, front, gateway_of=gateway_of).run(TRACED.requests, 1.0)
     return replicas, front
 
 
-@pytest.mark.parametrize("num_gateways", [1, 4])
-def test_no_replica_is_given_more_than_its_seats(num_gateways):
-    """Requests wait in the gateways, however many there are."""
-    replicas, front = ran(num_gateways)
-    assert [replica.most for replica in replicas] == [4, 4, 4]
+@pytest.mark.parametrize(("num_gateways", "seats_per_row", "most"), [(1, 1.0, 4), (4, 1.0, 4), (1, 4 / 3, 5)])
+def test_no_replica_is_given_more_than_its_seats(num_gateways, seats_per_row, most):
+    """Requests wait in the gateways, however many there are, but for those that may wait where their prefix is."""
+    replicas, front = ran(num_gateways, seats_per_row=seats_per_row)
+    assert [replica.most for replica in replicas] == [most] * 3
     assert all(len(gateway.dispatch.queue) == 0 for gateway in front._gateways)
     assert all(gateway.dispatch.router.pool.statistics().num_leases == 0 for gateway in front._gateways)
 

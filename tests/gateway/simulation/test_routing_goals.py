@@ -1,5 +1,6 @@
 """What routing promises, in virtual time: hot prefixes spread, capacity is learned, unlike engines share the work."""
 
+import functools
 from collections import Counter
 from dataclasses import replace
 
@@ -49,6 +50,7 @@ def test_a_hot_prefix_loads_no_replica_above_its_share(rate_per_s):
 KV_TOKENS, RATE_PER_S, NUM_LEARNING = 12_288, 60.0, 2000
 
 
+@functools.cache
 def late_hits(guess):
     """(hit share of requests after the first 2,000, learned capacity), told `guess` times the true KV size."""
     engine = replace(GPU, scheduler=replace(GPU.scheduler, kv_tokens=KV_TOKENS))

@@ -110,7 +110,8 @@ def test_a_fleet_of_one_does_what_the_simulation_with_the_engines_scheduler_does
     )  # fmt: skip
     settings = fleet(1, speed_error=0.0)
     settings = type(settings)(1, 300 * size, speed_error=0.0, engine=model)
-    found = run_trace(Recording(recorded, size), settings, OURS, OurSettings(events=False), 1)
+    ours = OurSettings(events=False, seats_per_row=1.0)
+    found = run_trace(Recording(recorded, size), settings, OURS, ours, 1)
     group = expected.lanes[Lane.INTERACTIVE]
     assert found.hit_tokens == group.hit_tokens > 0
     assert found.replicas[0].evicted_blocks == expected.replicas[0].evictions > 0

@@ -1,0 +1,45 @@
+"""Which relay an attempt gets: by what was asked for, and how long may be waited for it."""
+
+from gateway.input_relay import InputRelay
+from gateway.parts import Call
+from gateway.relay import Relay, WholeRelay
+from gateway.request import InferenceRequest
+from gateway.reserving import UNREPORTED_BYTES
+from gateway.settings import TimeoutSection
+from gateway.story import Story
+from gateway.streaming import StreamRelay
+from gateway.turn import Turn
+from gateway.vector_answers import AnswerHead
+from gateway.wanted import Inputs
+
+
+def relay_for(call: Call, request: InferenceRequest, turn: Turn, timeouts: TimeoutSection, now: float) -> Relay:
+    """The relay of one attempt that begins now."""
+    first_token_s = timeouts.first_token_s if request.is_streaming else timeouts.total_s
+    if call.deadline is not None:
+        first_token_s = min(first_token_s, max(0.001, call.deadline - now))
+    answer, sink, story = call.answer, call.sink, call.story
+    if request.inputs is not None:
+        head = AnswerHead(
+            story.request_id, request.model, int(story.started_at), _unreported(story, turn, request.inputs)
+        )
+        return InputRelay(answer, sink, timeouts, first_token_s, inputs=request.inputs, head=head)
+    if not request.is_streaming:
+        return WholeRelay(answer, sink, timeouts, first_token_s)
+    return StreamRelay(
+        answer,
+        sink,
+        timeouts,
+        first_token_s,
+        on_first=turn.lease.prefilled,
+        wants_usage=request.wants_usage,
+        num_choices=request.num_choices,
+    )
+
+
+def _unreported(story: Story, turn: Turn, inputs: Inputs) -> int:
+    """What its client is told that was read where no engine says: as much as will be charged."""
+    reserved = story.reserved_tokens or 0
+    if inputs.num_tokens is not None:
+        return reserved
+    return max(reserved, round(turn.decision.key.total_bytes / UNREPORTED_BYTES))
