@@ -90,8 +90,9 @@ class BoundedHttpProtocol(PlainHttpProtocol):
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """A head is complete."""
+        """A head is complete; the next one has its own time."""
         self._is_in_head = False
+        self._stop_timing()
         super().on_headers_complete()
 
     def on_body(self, body: bytes) -> None:
@@ -111,10 +112,15 @@ class BoundedHttpProtocol(PlainHttpProtocol):
         self._stop_timing()
 
     def _follow_head(self) -> None:
-        if not self._is_in_head or self.transport.is_closing():
+        """Time a head, and what is said where nothing is asked, since uvicorn waits no more when anything comes."""
+        if self.transport.is_closing() or not (self._is_in_head or self._is_answered):
             self._stop_timing()
         elif self._late is None:
             self._late = self.loop.call_later(HEAD_S, self._end_late)
+
+    @property
+    def _is_answered(self) -> bool:
+        return self.cycle is None or self.cycle.response_complete
 
     def _stop_timing(self) -> None:
         if self._late is not None:
@@ -123,7 +129,7 @@ class BoundedHttpProtocol(PlainHttpProtocol):
 
     def _end_late(self) -> None:
         self._late = None
-        if self.cycle is not None and not self.cycle.response_complete:
+        if not self._is_answered:
             self._follow_head()  # the head of a next request, which has to wait for this answer
         else:
             self.transport.close()

@@ -140,10 +140,11 @@ class Attempts:
             raise
         except ReplicaError as error:
             self._note_endpoint(call, turn, error)
-            turn.cost = 0.0 if error.fault in _UNCHARGED else self._cost(turn, relay.relayed)
+            is_done = relay.relayed.was_asked_too_much
+            turn.cost = 0.0 if error.fault in _UNCHARGED and not is_done else self._cost(turn, relay.relayed)
             if error.fault is Fault.TIMEOUT and relay.relayed.first_content_at is None and self._is_past(call.deadline):
                 raise deadline_passed() from None  # the client's own haste says nothing of the replica
-            story.owed = Owed.DELIVERED
+            story.owed = Owed.ALL if is_done else Owed.DELIVERED
             _note_loss(story, turn, relay.relayed, error.fault)
             parts.router.observe_failure(turn.lease, error.fault, parts.clock(), retry_after_s=error.retry_after_s)
             raise

@@ -25,7 +25,7 @@ from gateway.settings import ConfigError, ReplicaSection, Settings
 from observability import logs
 from routing.health import Probe, ProbeHistory
 from routing.pool import ReplicaPool
-from routing.replica import Replica, ReplicaState
+from routing.replica import Replica, ReplicaSpec, ReplicaState
 
 PROBE_EVERY_S = 1.0  # chosen: three failures, so a silent death is noticed within about 3 s
 _SERVING = frozenset({ReplicaState.READY, ReplicaState.DRAINING})
@@ -184,15 +184,16 @@ class Fleet:
     def _attach(self, announced: AnnouncedReplica, api_key: str | None, *, is_announced: bool) -> None:
         adapter = adapter_for(announced.engine, has_priority=announced.priority)
         before = self._pool.get(announced.name)
-        url = before.spec.url if before is not None else None
         known = self._connections.get(announced.name)
-        is_same = known is not None and url == announced.url
-        abilities = known.abilities if known is not None and is_same else Abilities()
+        is_same = known is not None and before is not None and before.spec.url == announced.url
+        is_same_run = is_same and before is not None and _run(before.spec) == _run(announced)
+        abilities = known.abilities if known is not None and is_same_run else Abilities()
         abilities.declared = frozenset(announced.tasks)
         replica = self._pool.upsert(spec_of(announced, adapter, abilities.surfaces(adapter)), self._clock())
         if known is not None and is_same:
             known.adapter, known.upstream_model = adapter, announced.upstream_model or announced.model
             known.api_key, known.kv_events, known.tokenizer = api_key, announced.kv_events, announced.tokenizer
+            known.abilities = abilities
         else:
             if known is not None:
                 known.close() if is_announced else known.retire()  # a worker's old address is dead
@@ -262,6 +263,11 @@ def api_key(section: ReplicaSection) -> str | None:
     if key and not re.fullmatch(r"[\x21-\x7e]+", key):
         raise ConfigError(f"replicas: {section.name}: {section.api_key_env} must hold visible ASCII without spaces")
     return key or None
+
+
+def _run(of: ReplicaSpec | AnnouncedReplica) -> tuple[str, str, int]:
+    """What differs where another process, or another model, answers at the same address."""
+    return of.engine, of.model, of.generation
 
 
 def _in_use(upstream: Upstream) -> int:

@@ -43,6 +43,7 @@ class InputRelay(WholeRelay):
 
     def _take(self, data: bytes) -> None:
         if self._size + len(data) > MAX_ANSWER_BYTES:
+            self.relayed.was_asked_too_much = True
             raise _too_large()
         super()._take(data)
 
@@ -60,7 +61,11 @@ class InputRelay(WholeRelay):
         body, inputs, head = b"".join(self._parts), self._inputs, self._head
         self._parts = []
         is_small = len(body) <= LARGE_BYTES
-        found = shaped(body, inputs, head) if is_small else await asyncio.to_thread(shaped, body, inputs, head)
+        try:
+            found = shaped(body, inputs, head) if is_small else await asyncio.to_thread(shaped, body, inputs, head)
+        except ReplicaError as error:
+            self.relayed.was_asked_too_much = error.fault is Fault.CLIENT
+            raise
         shown, self.relayed.usage = found
         self._answer.has_content = True
         self._answer.whole(200, shown, [])

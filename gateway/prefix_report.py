@@ -136,8 +136,8 @@ def _with_finding(row: PrefixRow) -> PrefixRow:
 
 
 def _finding(row: PrefixRow) -> str:
-    worst = row.places[0] if row.places else None
-    if worst is None or worst.prompts < _LEAST_SHARE * row.prompts:
+    worst = next((place for place in row.places if place.prompts >= _LEAST_SHARE * row.prompts), None)
+    if worst is None:
         return "prompts go on where the one before ended, or begin anew: nothing is lost"
     each = round(worst.lost_tokens / worst.prompts)
     if each < _LEAST_TOKENS:

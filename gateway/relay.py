@@ -36,7 +36,8 @@ class Relayed:
     Times are monotonic seconds. `num_chunks` counts chunks with content, about one a token. `gap_sample`: every fourth
     gap between them, at most `MAX_GAPS`. `was_slow`: the client held the stream up, so its gaps say nothing.
     `sized_bytes`: of the text of the first chunks and of every `SIZED_EVERY`th, `num_sized` of them; of an answer that
-    came whole all of it, if it has no usage.
+    came whole all of it, if it has no usage. `was_asked_too_much`: the engine did what was asked, and its client cannot
+    have it.
     """
 
     usage: Usage | None = None
@@ -48,6 +49,7 @@ class Relayed:
     was_slow: bool = False
     num_sized: int = 0
     sized_bytes: int = 0
+    was_asked_too_much: bool = False
 
     @property
     def text_bytes(self) -> int:

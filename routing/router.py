@@ -128,8 +128,12 @@ class Router:
             )
 
     def usual_of(self, model: str) -> Usual:
-        """What is usual for a model that has replicas; the same object every time."""
-        return self._usual.setdefault(model, Usual())
+        """What is usual for a model; the same object every time while it has replicas."""
+        usual = self._usual.get(model)
+        if usual is None:
+            self._usual = {known: each for known, each in self._usual.items() if self.pool.of_model(known)}
+            usual = self._usual[model] = Usual()
+        return usual
 
     def observe_failure(self, lease: Lease, fault: Fault, now: float, *, retry_after_s: float | None = None) -> None:
         """Learn from an attempt that failed; call before the lease ends. A client's own error counts as nothing."""

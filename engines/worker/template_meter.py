@@ -11,6 +11,7 @@ import jinja2.visitor
 
 SPEND, TURNS, JOINED, BUILT, MAPPED = "_spend", "_turns", "_joined", "_built", "_mapped"
 _NAMES = {SPEND, TURNS, JOINED, BUILT, MAPPED}
+COPIED, STEPPED = "_copied", "_stepped"  # filters
 _MAX_INT_BITS = 60  # of constants; as of numbers that templates compute
 
 
@@ -59,6 +60,18 @@ class Metered(jinja2.visitor.NodeTransformer):
         pairs = [jinja2.nodes.Tuple([one.key, one.value], "load", lineno=node.lineno) for one in node.items]
         return _call(MAPPED, [jinja2.nodes.List(pairs, lineno=node.lineno)], node.lineno)
 
+    def visit_Getitem(self, node: jinja2.nodes.Getitem) -> jinja2.nodes.Node:  # noqa: N802  # by the node's name
+        """`a[b:c]` copies, and does not go through the sandbox; `a[b]` may hash a long key."""
+        self.generic_visit(node)
+        return _filtered(COPIED if isinstance(node.arg, jinja2.nodes.Slice) else STEPPED, node)
+
+    def visit_Compare(self, node: jinja2.nodes.Compare) -> jinja2.nodes.Node:  # noqa: N802  # by the node's name
+        """`a == b in c`: each may look at all of a list."""
+        self.generic_visit(node)
+        for operand in node.ops:
+            operand.expr = _filtered(STEPPED, operand.expr)
+        return node
+
     def visit_Const(self, node: jinja2.nodes.Const) -> jinja2.nodes.Node:  # noqa: N802  # by the node's name
         """A number that is written out."""
         if isinstance(node.value, int) and node.value.bit_length() > _MAX_INT_BITS:
@@ -75,6 +88,10 @@ class Metered(jinja2.visitor.NodeTransformer):
         if node.name in _NAMES:
             raise jinja2.TemplateSyntaxError("a reserved name", node.lineno)
         return node
+
+
+def _filtered(name: str, node: jinja2.nodes.Expr) -> jinja2.nodes.Filter:
+    return jinja2.nodes.Filter(node, name, [], [], None, None, lineno=node.lineno)
 
 
 def _call(name: str, args: list[jinja2.nodes.Expr], lineno: int) -> jinja2.nodes.Call:

@@ -13,12 +13,13 @@ from typing import Any
 
 import jinja2
 import jinja2.ext
+import jinja2.runtime
 import jinja2.sandbox
 import jinja2.utils
 from jinja2.exceptions import SecurityError
 
 from engines.worker.template_filters import BOUNDED, CHEAP, LEFT_OUT
-from engines.worker.template_meter import BUILT, JOINED, MAPPED, SPEND, TURNS, Metered
+from engines.worker.template_meter import BUILT, COPIED, JOINED, MAPPED, SPEND, STEPPED, TURNS, Metered
 from engines.worker.template_sizes import (
     MAX_INT_BITS,
     Exhausted,
@@ -68,6 +69,7 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
         self.globals["range"] = _range
         calls: dict[str, Any] = {**self.filters, **BOUNDED}
         self.filters = {name: self._spending(call, is_cheap=name in CHEAP) for name, call in calls.items()}
+        self.filters |= {COPIED: self._copied, STEPPED: self._stepped}
         tests: dict[str, Any] = {**self.tests}
         self.tests = {name: self._spending(call, is_cheap=True) for name, call in tests.items()}
 
@@ -114,7 +116,8 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
 
     def call(self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: PYI063  # Jinja's
         """A call of a function or method, if what it makes is small enough."""
-        self.spend(1 + sum(text_size(arg) for arg in (*args, *kwargs.values())))
+        given = (*args, *kwargs.values())
+        self.spend(1 + len(given) + sum(map(text_size, given)))  # each by itself, too: `m(*values)` copies them
         owner, name = getattr(__obj, "__self__", None), getattr(__obj, "__name__", "")
         if isinstance(owner, str):
             if name == "join" and args and not isinstance(args[0], list | tuple | dict):
@@ -122,6 +125,8 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
             check_text_call(name, owner, args, kwargs, self.spend)
         elif isinstance(owner, int | float | bytes | type):
             raise SecurityError("methods of numbers and types are not allowed")
+        elif isinstance(__obj, jinja2.runtime.LoopContext):  # a recursive loop goes through these
+            args, kwargs = tuple(map(self._turns, args)), {name: self._turns(each) for name, each in kwargs.items()}
         result = super().call(__context, __obj, *args, **kwargs)
         return self._built(result) if isinstance(result, list | tuple | dict | set) else result
 
@@ -158,6 +163,16 @@ class BoundedEnvironment(jinja2.sandbox.ImmutableSandboxedEnvironment):
     def _built(self, value: Any) -> Any:
         """A list or the like that the template has just made, spent with all that it holds."""
         self.spend(whole_size(value))
+        return value
+
+    def _copied(self, value: Any) -> Any:
+        """A part of a text or a list. What its members hold is shared, and was counted where it was made."""
+        self.spend(1 + size(value))
+        return value
+
+    def _stepped(self, value: Any) -> Any:
+        """What is looked up or compared."""
+        self.spend()
         return value
 
     def _mapped(self, pairs: Iterable[tuple[Any, Any]]) -> dict[Any, Any]:

@@ -96,7 +96,7 @@ async def exchange(
         heard.fault = "timeout"
     except httpx.ConnectError:
         heard.fault = "no connection"
-    except (httpx.TransportError, ReplicaError, msgspec.MsgspecError):
+    except (httpx.TransportError, httpx.DecodingError, ReplicaError, msgspec.MsgspecError, RecursionError):
         heard.fault = "cut"
     heard.over_at = clock()
     if not heard.fault and not heard.at:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 from gateway.replay.step_fit import Observation
 
 LEAST_TOKENS = 16  # of an answer: a shorter one's time is mostly the way there and back
-MOST_ROWS = 200_000  # read; the latest of a month of a busy replica say as much
+MOST_ROWS = 200_000  # read, the oldest first as an export has them: more would say no more; chosen
 _ALONE = 1.001  # itself, and what sums of many times round to
 _COLUMNS = ("replica", "started_at", "ended_at", "queue_s", "ttft_s", "prompt_tokens", "cached_tokens")
 _NEEDED = (*_COLUMNS, "completion_tokens")
@@ -40,7 +40,13 @@ class NoLedger(ValueError):
 
 def read_served(lines: Iterable[str]) -> dict[str, list[Served]]:
     """Streamed answers by replica, from `warmlane usage export` as CSV. Raises `NoLedger`."""
-    reader = csv.DictReader(lines)
+    try:
+        return _by_replica(csv.DictReader(lines))
+    except csv.Error as error:
+        raise NoLedger(f"it is no CSV: {error}") from None
+
+
+def _by_replica(reader: "csv.DictReader[str]") -> dict[str, list[Served]]:
     missing = [name for name in _NEEDED if name not in (reader.fieldnames or ())]
     if missing:
         raise NoLedger(f"it is no CSV of `warmlane usage export`: it lacks {', '.join(missing)}")

@@ -62,8 +62,8 @@ def texts_of(recording: Recording, *, scale: int = 1, salt: str = "") -> Iterato
 def scaled(facts: TraceFacts, scale: int) -> TraceFacts:
     """The facts of a recording with lengths divided, about."""
     return TraceFacts(
-        facts.requests, facts.prompt_tokens // scale, max(facts.requests, facts.output_tokens // scale),
-        facts.oracle_hit_tokens // scale, facts.duration_s,
+        facts.requests, max(facts.requests, facts.prompt_tokens // scale),
+        max(facts.requests, facts.output_tokens // scale), facts.oracle_hit_tokens // scale, facts.duration_s,
     )  # fmt: skip
 
 

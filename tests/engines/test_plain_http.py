@@ -14,9 +14,9 @@ ASK = b"POST / HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\nbody"
 
 
 async def echo(scope, receive, send):
-    """Answer with the body, once it is there."""
+    """Answer with the body, once it is there; at `/early` before."""
     body = b""
-    while True:
+    while scope["path"] != "/early":
         message = await receive()
         body += message.get("body", b"")
         if not message.get("more_body"):
@@ -76,6 +76,17 @@ async def test_a_connection_whose_head_does_not_come_is_closed(said, monkeypatch
         writer.write(said)
         answer = await reader.read()
         assert answer.endswith(b"body") == (said.startswith(ASK))
+
+
+@pytest.mark.parametrize("said", [b"\r\n", b"b"], ids=["empty lines", "more of a body"])
+async def test_a_connection_that_says_something_else_after_an_answer_is_closed(said, monkeypatch):
+    """It ends uvicorn's wait for a next request, and begins none."""
+    monkeypatch.setattr(plain_http, "HEAD_S", 0.02)
+    async with connected() as (reader, writer):
+        writer.write(ASK if said == b"\r\n" else b"POST /early HTTP/1.1\r\nhost: x\r\ncontent-length: 4\r\n\r\n")
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(said)
+        await asyncio.wait_for(reader.read(), 5)
 
 
 async def test_requests_that_come_in_pieces_are_answered_one_after_the_other():

@@ -69,6 +69,23 @@ async def test_a_configured_replica_is_ready_once_it_has_answered():
         assert watched.changes == 1
 
 
+@pytest.mark.parametrize("changes", [{"generation": 2}, {"model": "n"}, {"engine": "vllm"}])
+async def test_what_a_worker_said_of_its_model_ends_with_its_process(changes):
+    """The next one, at the same address, may have another model: it would not be asked for what it can do."""
+    watched = Watched()
+    watched.announce(worker())
+    abilities = watched.fleet.connection("w1").abilities
+    abilities.note_list(b'{"data": [{"id": "m", "tasks": ["generate"]}]}', "m", 100.0)
+    abilities.has_embedded = True
+    watched.announce(worker(seats=5))
+    assert watched.fleet.connection("w1").tasks == {"generate"}
+    watched.announce(worker(**changes))
+    assert watched.fleet.connection("w1").tasks is None
+    assert not watched.fleet.has_embedded("w1")
+    assert watched.pool.get("w1").spec.surfaces == watched.fleet.connection("w1").surfaces
+    watched.fleet.close()
+
+
 async def test_three_failures_in_a_row_lose_a_replica_and_two_answers_bring_it_back():
     """P31: it joins again without a restart."""
     async with engine_and("r1") as (engine, watched):

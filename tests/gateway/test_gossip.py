@@ -182,13 +182,12 @@ async def test_what_anybody_else_publishes_harms_nobody(shared_redis, tmp_path):
         await gateways.until_heard()
 
 
-async def test_a_gateway_that_ends_in_order_is_forgotten_at_once(shared_redis, tmp_path):  # noqa: F811
+async def test_a_gateway_that_ends_in_order_is_forgotten_at_once(shared_redis, tmp_path, monkeypatch):  # noqa: F811
     """It says so, and nobody waits for its silence."""
+    monkeypatch.setattr(gossip_hearing, "SILENT_S", 3600.0)
     async with fleet(shared_redis.url, tmp_path) as gateways:
-        began_at = asyncio.get_running_loop().time()
         await _stop(gateways.all[2].server)
         await gateways.until(lambda: [one.num_others for one in gateways.hearings[:2]] == [1, 1])
-        assert asyncio.get_running_loop().time() - began_at < gossip_hearing.SILENT_S
 
 
 class Line:

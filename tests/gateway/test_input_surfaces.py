@@ -392,6 +392,21 @@ async def test_an_answer_that_is_too_large_is_the_clients_to_change(launch, monk
     assert len(gateway.engines.requests) == 1
 
 
+@pytest.mark.parametrize("most_bytes", [100, None], ids=["too large", "other dimensions"])
+async def test_what_an_engine_did_for_an_answer_that_cannot_be_told_is_charged(launch, monkeypatch, most_bytes):
+    """It was asked for: else whoever asks for it again and again keeps an engine busy for nothing."""
+    if most_bytes is not None:
+        monkeypatch.setattr(input_relay, "MAX_ANSWER_BYTES", most_bytes)
+    gateway = await launch()
+    await gateway.limit(gateway.project, '{"tpm": 1000}')
+    gateway.script(served())
+    got = await ask(gateway, Surface.EMBEDDINGS, body=embeddings("a" * 400, dimensions=2))
+    assert got.status == (400 if most_bytes is None else 413)
+    [record] = await gateway.until_recorded(1)
+    assert record.charged_tokens == record.reserved_tokens == used(gateway) == 100
+    assert (record.is_estimated, record.ttft_s, record.lost_attempts) == (True, None, 0)
+
+
 async def test_a_bug_in_reading_an_answer_is_told_as_one(launch, monkeypatch):
     """Nobody waits for ever."""
     monkeypatch.setattr(input_relay, "shaped", lambda *_: 1 / 0)

@@ -48,6 +48,12 @@ def test_other_places_are_told_by_what_they_are(place, said):
     assert said in finding(place)
 
 
+def test_a_rare_place_that_loses_most_does_not_hide_a_frequent_one():
+    """It is too rare for a word; the other is what the team can repair, and not nothing."""
+    rare = PlaceBody("message", 3, "user", None, 0, 1023, 4, 400_000)
+    assert "message 0 (system) at byte 37: 1,590 tokens read again" in finding(rare, PLACE)
+
+
 def test_rows_of_several_gateways_are_summed():
     """Counts add up, and the byte is told as the one knows it who knows it best."""
     wide = PlaceBody("message", 0, "system", None, 0, 1023, 10, 100)

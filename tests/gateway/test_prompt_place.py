@@ -70,6 +70,32 @@ def test_a_completions_prompt_is_no_message(prompt):
     assert part_of_chat(segments, len(segments) - 1, 0).kind == "prompt"
 
 
+@pytest.mark.parametrize("end", ["a,b", "1,x", "1,-1", "1,,2", "1,2rm", "\u0661,2", "1," + "9" * 5000])
+def test_a_completions_prompt_that_pretends_to_be_a_message_has_no_parts(end):
+    """What anybody may write breaks nothing: lengths that are none are no lengths."""
+    segments = segments_of({"prompt": f"4,0,0\x1fuserhello\x1f{end}"}, Surface.COMPLETIONS)
+    assert part_of_chat(segments, 0, 12).part is None
+
+
+def test_a_late_part_is_found_without_reading_what_follows_again_for_each_before_it():
+    """Naming a place happens between two requests of others: 16,000 parts before a large one must not cost seconds."""
+    read = []
+
+    class Counted(bytes):
+        """Content that tells how much of it is taken."""
+
+        def __getitem__(self, index):
+            found = super().__getitem__(index)
+            read.append(len(found) if isinstance(found, bytes) else 1)
+            return found
+
+    parts = [{"type": "text", "text": "a"}] * 400 + [{"type": "text", "text": "b" * 100_000}]
+    [segment] = segments_of({"messages": [{"role": "user", "content": parts}]})
+    start = len(b"4,0,0\x1fuser") + 400
+    assert part_of_chat([Counted(segment)], 0, start).part == 400
+    assert sum(read) < 10 * len(segment)
+
+
 @given(st.lists(st.binary(max_size=60), min_size=1, max_size=3), st.integers(0, 60))
 @settings(max_examples=100, deadline=None)
 def test_no_bytes_at_all_break_it(segments, byte):

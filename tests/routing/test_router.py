@@ -149,6 +149,19 @@ def test_what_reading_costs_others_is_learned_from_answers_but_not_from_bulk_tha
     assert fleet.router.usual_of("m").ms_per_token == fleet.pool.get("r1").ttft.ms_per_token
 
 
+def test_what_is_usual_of_a_model_is_forgotten_with_its_replicas():
+    """Models come and go in a fleet that is discovered; what is kept of them is bounded by those that are there."""
+    fleet = Fleet(1)
+    kept = fleet.router.usual_of("m")
+    for number in range(5):
+        fleet.add("other", model=f"m{number}")
+        gone = fleet.router.usual_of(f"m{number}")
+        fleet.pool.remove("other")
+    assert fleet.router.usual_of("m") is kept
+    fleet.router.usual_of("new")
+    assert fleet.router.usual_of("m4") is not gone
+
+
 def test_p23_the_sessions_of_a_removed_replica_move_to_one_new_home():
     """P23: not scattered: every later turn of a moved session meets its first."""
     fleet = Fleet(4)

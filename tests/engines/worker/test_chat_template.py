@@ -90,6 +90,10 @@ def test_a_file_with_a_broken_template_is_known_at_once():
 
 
 GROW = "{% set ns = namespace(s='x') %}{% for i in range(60) %}{% set BODY %}{% endfor %}{{ ns.s }}"
+CHAIN = (
+    "{% set x = [1] * 9999 %}{% set ns = namespace() %}{% macro m() %}{% set ns.a = namespace(x=COPY, a=ns.a) %}"
+    "{% endmacro %}{% for i in range(400) %}{{ m(GIVEN) }}{% endfor %}"
+)
 BOMBS = [
     "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
     "{% for i in range(99999) %}{% if range(9999) | list | length %}{% endif %}{% endfor %}",
@@ -138,6 +142,12 @@ BOMBS = [
     "{{ ('x' * 9999).strip('y' * 9999 ~ 'x') }}",
     "{{ ([1, 2] * 9999) | sum }}",
     "{{ ([1] * 19999) | unique | list }}",
+    "{% for x in [[1] * 99999] recursive %}{% if loop.depth == 1 %}{{ loop(x) }}{% endif %}{% endfor %}",
+    "{% set x = [1.5] * 9 %}{% for i in range(99) %}{% if x" + " == x" * 102 + " %}{% endif %}{% endfor %}",
+    "{% set y = {1: 2} %}{% for i in range(99) %}{% if 1" + " and y[1]" * 102 + " %}{% endif %}{% endfor %}",
+    CHAIN.replace("COPY", "x[:]").replace("GIVEN", ""),
+    CHAIN.replace("COPY", "varargs").replace("GIVEN", "*x"),
+    "{% set x = 'y' * 999999 %}" + "".join(f"{{% set x{i} = x[{i}:] %}}" for i in range(9)),
 ]
 
 

@@ -7,6 +7,7 @@ import json
 import pytest
 
 from gateway.admin.usage_export import COLUMNS
+from gateway.replay import ledger_steps
 from gateway.replay.ledger_steps import LEAST_TOKENS, NoLedger, Served, observations, read_served
 from gateway.replay.step_fit import fit
 from gateway.simulation import mooncake
@@ -45,6 +46,12 @@ def test_a_row_becomes_its_times_and_its_work():
         "r1": [Served(100.5, 101.0, 103.0, 600, 21)],
         "r2": [Served(100.5, 101.0, 103.0, 1000, 21)],
     }
+
+
+def test_of_a_long_ledger_the_first_rows_are_read(monkeypatch):
+    """A month of a busy fleet would take minutes and gigabytes."""
+    monkeypatch.setattr(ledger_steps, "MOST_ROWS", 3)
+    assert [len(of) for of in read_served(exported(*[ROW] * 5)).values()] == [3]
 
 
 def test_one_alone_is_its_reading_and_its_tokens():
@@ -100,7 +107,13 @@ def test_the_model_of_a_simulated_fleet_is_found_again():
 
 @pytest.mark.parametrize(
     ("lines", "said"),
-    [([], "lacks replica"), (["a,b", "1,2"], "lacks replica"), (exported(ROW | {"ttft_s": "x"}), "line 2")],
+    [
+        ([], "lacks replica"),
+        (["a,b", "1,2"], "lacks replica"),
+        (exported(ROW | {"ttft_s": "x"}), "line 2"),
+        (["x" * 200_000], "no CSV"),
+        ([*exported(), "x" * 200_000], "no CSV"),
+    ],
 )
 def test_what_is_no_export_is_refused_with_what_it_lacks(lines, said):
     """Other CSV files have other columns."""

@@ -8,7 +8,7 @@ from gateway.replay.player import Pace, play
 from gateway.replay.target import Target
 from gateway.replay.trace_text import TextRequest, texts_of
 from tests.gateway.kit import MODEL
-from tests.scripted_engine import Cut, ScriptedEngine, answer, garbage, status, within_patience
+from tests.scripted_engine import Cut, Framing, Reply, ScriptedEngine, answer, garbage, status, within_patience
 
 FAST = Pace(speed=100.0)
 
@@ -89,6 +89,8 @@ async def test_times_are_the_traces_over_the_speed():
         (answer("a", has_done=False), "cut"),
         (answer(), "empty"),
         (garbage(), "cut"),
+        (Reply([b"no gzip"], headers=[("content-encoding", "gzip")], framing=Framing.LENGTH), "cut"),
+        (Reply([b'data: {"error": ' + b'{"a":' * 5000 + b"\n\n"], framing=Framing.LENGTH), "cut"),
     ],
 )
 async def test_every_failure_has_its_word(reply, fault):

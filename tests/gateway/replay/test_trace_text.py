@@ -77,3 +77,10 @@ def test_facts_are_scaled_with_the_lengths():
     assert (small.requests, small.duration_s) == (facts.requests, facts.duration_s)
     ratios = [one.oracle_hit_tokens / one.prompt_tokens for one in (facts, small)]
     assert abs(ratios[0] - ratios[1]) < 0.001
+
+
+def test_short_prompts_have_a_token_each_however_much_is_divided():
+    """So many are sent, and hits are told as a part of them."""
+    recording = conversations.record([b'{"timestamp": 1, "messages": [{"role": "user", "content": "short"}]}'])
+    [text] = texts_of(recording, scale=512)
+    assert text.prompt_tokens == scaled(recording.facts(), 512).prompt_tokens == 1
