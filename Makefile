@@ -49,7 +49,7 @@ lock: $(VENV)/.dev
 
 $(VENV)/.run: requirements/run.lock pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-	@echo "installing locked dependencies into $(VENV) (about 290 MB on disk, once)"
+	@echo "installing locked dependencies into $(VENV) (about 310 MB on disk, once)"
 	@$(PIP) --require-hashes -r requirements/run.lock
 	@$(PIP) --no-deps --no-build-isolation -e .
 	@touch $@
