@@ -46,6 +46,7 @@ class Servers:
         self._owners: tuple[list[int], list[Place]] | None = None  # first slots in order, and whose they are
         self._known: list[Place] = list(address.places)  # of a Cluster: who may be asked for the owners
         self._search: asyncio.Task[None] | None = None
+        self._leaving: set[asyncio.Task[None]] = set()
         self._believed_until = 0.0  # by the loop's clock
         self._last_slot = 0  # of a call that named no key
         if address.layout is Layout.SOLE:
@@ -109,7 +110,8 @@ class Servers:
             self._search.cancel()
             await asyncio.gather(self._search, return_exceptions=True)
         for client in self._clients.values():
-            await client.aclose(close_connection_pool=True)
+            await self._let_go(client)
+        await asyncio.gather(*self._leaving, return_exceptions=True)
 
     def _slot(self, key: str | None) -> int:
         if self._address.layout is not Layout.CLUSTER:
@@ -198,7 +200,7 @@ class Servers:
         try:
             known = await client.sentinel_master(self._address.service)
         finally:
-            await client.aclose(close_connection_pool=True)
+            await self._let_go(client)
         assert isinstance(known, dict), "the sentinel's fields by name"
         if not known["is_master"] or known["is_sdown"] or known["is_odown"]:
             raise MasterNotFoundError(f"the primary {self._address.service} is down")
@@ -215,7 +217,7 @@ class Servers:
                 fault = error
                 continue
             finally:
-                await client.aclose(close_connection_pool=True)
+                await self._let_go(client)
             if found:
                 return _owners(found, place)
         raise fault
@@ -232,7 +234,15 @@ class Servers:
     async def _forget(self, kept: set[Place]) -> None:
         """Servers that are gone."""
         for place in [place for place in self._clients if place not in kept]:
-            await self._clients.pop(place).aclose(close_connection_pool=True)
+            await self._let_go(self._clients.pop(place))
+
+    async def _let_go(self, client: Redis) -> None:
+        """Close its connections, also when whoever waits for that is cancelled: redis-py would leave them open."""
+        leaving = asyncio.create_task(client.aclose(close_connection_pool=True))
+        self._leaving.add(leaving)
+        leaving.add_done_callback(self._leaving.discard)
+        leaving.add_done_callback(_note_outcome)
+        await asyncio.shield(leaving)
 
 
 class _Asking(Redis):
@@ -274,7 +284,7 @@ def _connected(url: str, num_connections: int, connect_s: float, answer_s: float
     return Redis(connection_pool=pool)
 
 
-def _note_outcome(search: asyncio.Task[None]) -> None:
-    """Whoever waited for the search has its error; nobody may have."""
-    if not search.cancelled():
-        search.exception()
+def _note_outcome(task: asyncio.Task[None]) -> None:
+    """Whoever waited for it has its error; nobody may have."""
+    if not task.cancelled():
+        task.exception()
