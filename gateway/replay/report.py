@@ -8,7 +8,7 @@ import numpy as np
 
 from gateway.replay.exchange import Heard
 from gateway.simulation.recording import TraceFacts
-from gateway.simulation.trace_report import percentiles
+from gateway.simulation.trace_report import percentiles, trace_told
 
 Json = dict[str, Any]
 # What is compared with an earlier run: its name, the path to it, and whether more of it is better.
@@ -61,14 +61,7 @@ def replayed(heard: Sequence[Heard], facts: TraceFacts, settings: Json, ttft_obj
         "sent_late_s": percentiles(np.array([one.sent_at - one.due_at for one in heard])),
         "ttft_over_time_s": _over_time(answered, begun),
     }
-    trace = {
-        "requests": facts.requests,
-        "prompt_tokens": facts.prompt_tokens,
-        "output_tokens": facts.output_tokens,
-        "oracle_hit_tokens": facts.oracle_hit_tokens,
-        "duration_s": facts.duration_s,
-    }
-    return {"trace": trace, "settings": settings, "target": target}
+    return {"trace": trace_told(facts), "settings": settings, "target": target}
 
 
 def compared(now: Json, before: Json) -> list[Json]:

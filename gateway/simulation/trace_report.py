@@ -52,14 +52,18 @@ def one_policy(results: Sequence[TraceResult], facts: TraceFacts, parameters: Js
 
 def whole(facts: TraceFacts, settings: Json, policies: Json) -> Json:
     """The document."""
-    trace = {
+    return {"trace": trace_told(facts), "settings": settings, "policies": policies}
+
+
+def trace_told(facts: TraceFacts) -> Json:
+    """What the trace asks for. Tokens, and seconds."""
+    return {
         "requests": facts.requests,
         "prompt_tokens": facts.prompt_tokens,
         "output_tokens": facts.output_tokens,
         "oracle_hit_tokens": facts.oracle_hit_tokens,
         "duration_s": facts.duration_s,
     }
-    return {"trace": trace, "settings": settings, "policies": policies}
 
 
 def settings_told(settings: TraceSettings, load: float | None, seeds: Sequence[int]) -> Json:
