@@ -105,7 +105,8 @@ class Hearing:
 
     def expire(self, now: float) -> int:
         """How many gateways have fallen silent and were forgotten, with what they had under way."""
-        self._pool.unseen.look(now)
+        for unseen in self._pool.unseen.values():
+            unseen.look(now)
         silent = [number for number, other in self._others.items() if now - other.heard_at > SILENT_S]
         for number in silent:
             self._forget(number)
@@ -136,7 +137,7 @@ class Hearing:
         for digest, tokens, hashes, sizes in message.placements:
             replica = self._replicas.get(digest)
             if replica is not None:
-                self._pool.unseen.heard(replica, tokens, now)
+                self._pool.unseen_of(replica.spec.model).heard(replica, tokens, now)
                 replica.shadow.insert(PrefixKey(hashes, sizes, sizes[-1]), now)
 
     def _learn(self, message: Message, now: float) -> None:

@@ -93,7 +93,7 @@ class Telling:
     def placed(self, lease: Lease, key: PrefixKey) -> None:
         """A prompt was given to a replica."""
         if self.num_gateways > 1:
-            self._pool.unseen.placed(lease)
+            self._pool.unseen_of(lease.replica.spec.model).placed(lease)
             self._placed.append((lease.replica.spec, key, lease.uncached_tokens))
             if len(self._placed) > self._bounds.queue:
                 self._placed.popleft()

@@ -33,14 +33,14 @@ class PoolSettings:
 class ReplicaPool:
     """Replicas by name and by model. `watcher`: told of every lease, if set. `holders`: of all shadows together.
 
-    `teller`: tells other gateways, if there may be some; `unseen`: what they may have done meanwhile.
+    `teller`: tells other gateways, if there may be some; `unseen`: what they may have done meanwhile, by model.
     """
 
     def __init__(self, settings: PoolSettings | None = None) -> None:
         self.settings = settings or PoolSettings()
         self.watcher: LeaseWatcher | None = None
         self.teller: Teller | None = None
-        self.unseen = Unseen()
+        self.unseen: dict[str, Unseen] = {}
         self._replicas: dict[str, Replica] = {}
         self._by_model: dict[str, tuple[Replica, ...]] = {}
         self._usual: dict[str, TtftModel] = {}  # by model, of all replicas together
@@ -236,6 +236,13 @@ class ReplicaPool:
                 if replica.ttft.unlearned:
                     replica.ttft.assume(self._usual[model])
 
+    def unseen_of(self, model: str) -> Unseen:
+        """What other gateways may just have given to replicas of a model that there are."""
+        unseen = self.unseen.get(model)
+        if unseen is None:
+            unseen = self.unseen[model] = Unseen()
+        return unseen
+
     def learn_gaps(self, lease: Lease, gaps: Gaps, now: float) -> MeanRows | None:
         """Take in the gaps of a streamed answer; who was on the replica meanwhile, None if unknown or it restarted."""
         if lease.row_mark is None or not lease.is_current:
@@ -286,6 +293,7 @@ class ReplicaPool:
             by_model.setdefault(replica.spec.model, []).append(replica)
         self._by_model = {model: tuple(replicas) for model, replicas in by_model.items()}
         self._usual = {model: usual for model, usual in self._usual.items() if model in by_model}
+        self.unseen = {model: unseen for model, unseen in self.unseen.items() if model in by_model}
         kinds = {replica.spec.kind for replica in self._replicas.values()}
         self._factors = {kind: factor for kind, factor in self._factors.items() if kind in kinds}
 

@@ -161,8 +161,8 @@ class Router:
         )  # fmt: skip
         usual = self._usual.get(query.model, _NOTHING_USUAL)
         chosen, why, passed = pick(key, prompt_tokens, replicas, rows, usual, feels_bulk=feels_bulk)
-        unseen = self.pool.unseen
-        if unseen.num and why is not Why.WARM and (num_before := unseen.before(key)):
+        unseen = self.pool.unseen.get(query.model)
+        if unseen is not None and unseen.num and why is not Why.WARM and (num_before := unseen.before(key)):
             rows_by_now = with_unseen(rows, num_before, unseen.tokens)
             chosen, why, passed = pick(key, prompt_tokens, replicas, rows_by_now, usual, feels_bulk=feels_bulk)
         candidate = Candidate(*rows[chosen])

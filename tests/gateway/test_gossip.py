@@ -60,13 +60,15 @@ class Fleet:
         await self.until(lambda: all(one.num_others == NUM_GATEWAYS - 1 for one in self.hearings))
 
     async def ask(self, number, messages):
-        """A request to one gateway; which engine it came to."""
-        answer = await self.all[number].post({"model": MODEL, "messages": messages})
-        assert answer.status == 200
+        """A request to one gateway; which engine it came to. The engine tells nothing of hits: it has no cache."""
+        self.engines.script(answer("Hello", " world", cached=None))
+        reply = await self.all[number].post({"model": MODEL, "messages": messages})
+        assert reply.status == 200
         return self.engines.requests[-1][0]
 
     async def until_heard(self):
-        """What was sent until now is in everybody's picture."""
+        """What was sent until now is in everybody's picture, and that it has ended."""
+        await self.until(lambda: self.num_flying == [0] * NUM_GATEWAYS)
         sizes = [sum(len(replica.shadow) for replica in one.parts.router.pool) for one in self.all]
         await self.until(
             lambda: len({sum(len(replica.shadow) for replica in one.parts.router.pool) for one in self.all}) == 1

@@ -5,6 +5,8 @@ from collections import Counter
 import pytest
 
 from cache_affinity.prefix import PrefixKey
+from policies.lane import Lane
+from routing.query import RouteQuery
 from routing.unseen import MOST, UNHEARD_S, Unseen, with_unseen
 from tests.routing.gossipers import Gateway, in_order
 
@@ -13,6 +15,11 @@ WORDS = "alpha beta gamma delta " * 100
 
 def key_of(number):
     return PrefixKey((number * 0x9E3779B97F4A7C15 % 2**64,), (100,), 100)
+
+
+def imagined(gateway, model="m"):
+    """What it takes others to do with a model."""
+    return gateway.pool.unseen_of(model)
 
 
 def bursts(gateways, num, size):
@@ -70,7 +77,7 @@ def test_a_gateway_whose_requests_come_alone_imagines_nothing():
             gateway.pass_time(2 * UNHEARD_S)
         in_order(*gateways)
         lease.end()
-    assert [gateway.pool.unseen.num for gateway in gateways] == [0, 0]
+    assert [imagined(gateway).num for gateway in gateways] == [0, 0]
 
 
 def test_a_replica_that_holds_the_prompt_is_not_left_for_what_is_only_imagined():
@@ -78,7 +85,8 @@ def test_a_replica_that_holds_the_prompt_is_not_left_for_what_is_only_imagined()
     gateway = Gateway(1)
     lease, decision = gateway.ask(WORDS, "first", read=True)
     lease.end()
-    gateway.pool.unseen.num, gateway.pool.unseen.tokens = MOST, 5000.0
+    unseen = imagined(gateway)
+    unseen.num, unseen.tokens = MOST, 5000.0
     for number in range(20):
         assert gateway.route(WORDS, "first", str(number)).chosen == decision.chosen
     cold = {gateway.route(f"{number} {WORDS}").chosen for number in range(20)}
@@ -138,5 +146,26 @@ def test_what_is_imagined_is_bounded():
         one.pass_time(1.0)
         other.pass_time(1.0)
     in_order(one, other)
-    assert one.pool.unseen.num == MOST
-    assert other.pool.unseen.num <= 1
+    assert imagined(one).num == MOST
+    assert imagined(other).num <= 1
+
+
+def test_what_others_do_with_one_model_is_not_imagined_of_another():
+    """A busy model beside a quiet one, on the same gateways."""
+    one, other = (Gateway(number, seats=10_000) for number in (1, 2))
+    for gateway in (one, other):
+        gateway.add("quiet", model="quiet")
+    quiet = RouteQuery("quiet", key_of(1), Lane.INTERACTIVE, "alder")
+    for burst in range(40):
+        lease = one.pool.lease(one.router.route(quiet, one.now), one.now)
+        one.ask(f"{burst} {WORDS}", read=True)
+        for number in range(40):
+            other.ask(f"{burst} {number} {WORDS}", read=True)
+        in_order(one, other)
+        one.pass_time(1.0)
+        other.pass_time(1.0)
+        lease.end()
+    assert imagined(one).num == MOST
+    assert imagined(one, "quiet").num == 0
+    one.pool.remove("quiet")
+    assert "quiet" not in one.pool.unseen
