@@ -6,6 +6,8 @@ a schema that another tenant has used takes as long as a new one, so nobody lear
 
 import asyncio
 import contextlib
+import os
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -38,6 +40,7 @@ __all__ = [
 ]
 
 _THREADS = 2  # compiling at once; more would only take turns with the engine's threads
+_NICE = 10  # a tenth of a core beside the engine's threads, which wait for one another at every layer of a step
 
 
 class GrammarCompiler:
@@ -64,7 +67,7 @@ class GrammarCompiler:
         self._waiting: FairQueue[CompiledGrammar] = FairQueue(4 * max_waiting, max_waiting)
         self._open: dict[tuple[str, bytes], Job[CompiledGrammar]] = {}  # at work or waiting
         self._num_at_work = 0
-        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar")
+        self._pool = ThreadPoolExecutor(_THREADS, thread_name_prefix="grammar", initializer=_stand_back)
         self._tokenizer: LLTokenizer | None = None
         self._lock = threading.Lock()  # of the tokenizer's making
 
@@ -165,6 +168,12 @@ class GrammarCompiler:
             if self._tokenizer is None:
                 self._tokenizer = grammar_tokenizer(self._model, self._vocab_size)
         return self._tokenizer
+
+
+def _stand_back() -> None:
+    """Give this thread less of a busy core than the engine's, so that streams keep their pace (case P50)."""
+    if sys.platform == "linux":  # elsewhere priorities are of whole processes
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), min(_NICE + os.nice(0), 19))
 
 
 def _refusal(source: Source, error: str, limits: LLParserLimits) -> GrammarError:

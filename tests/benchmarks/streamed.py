@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 @dataclass(frozen=True)
 class Streamed:
-    """What a stream brought. Times by `time.perf_counter`; `first_at` is the first token's."""
+    """What a stream brought. Times by `time.perf_counter`; `first_at` is the first token's, `came_at` each piece's."""
 
     begun_at: float
     first_at: float
@@ -20,6 +20,7 @@ class Streamed:
     output_tokens: int
     cached_tokens: int
     text: str
+    came_at: tuple[float, ...]
 
     @property
     def ttft_s(self) -> float:
@@ -60,6 +61,7 @@ def _read(begun_at: float, pieces: list[tuple[float, bytes]]) -> Streamed:
         usage["completion_tokens"],
         details.get("cached_tokens") or 0,
         "".join(texts),
+        tuple(at for at, _ in pieces),
     )
 
 
