@@ -9,40 +9,17 @@ import re
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
 
 import tiktoken
 
-# How llama.cpp cuts words, by the vocabulary's `pre` name. It applies several patterns one after the other, of which
-# the later see only what lies between matches of the earlier: there text ends before a digit, hence `\s+(?=\p{N})`.
-WORD_PATTERNS = {
-    "smollm": r"\p{N}|'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s+(?=\p{N})|\s+(?!\S)|\s+",
-}
+from cache_affinity.vocabulary import UnknownVocabulary, Vocabulary, check_merges, check_words, ids_by_rank, ranks_of
+from cache_affinity.word_patterns import WHOLE_WORDS, WORD_PATTERNS
+
 SEGMENT_BYTES = 8 << 20  # of text whose tokens are remembered, about; as much again and more for the tokens
 _LONGEST_KEPT = 256 << 10  # characters: one document must not push out all conversations
 _SHORTEST_KEPT = 16  # below, making the tokens costs no more than finding them
 
 Cut = Callable[[str], Iterable[str]]
-
-
-class UnknownVocabulary(Exception):
-    """The vocabulary is of a kind whose tokens cannot be made here; the message says which."""
-
-
-@dataclass(frozen=True, slots=True)
-class Vocabulary:
-    """What a model's file says of its tokens.
-
-    `texts`: of each token, bytes spelled as GPT-2 spells them but for special ones. `merges`: pairs, best first.
-    `special`: ids of control tokens, which never come of text. `defined`: of tokens that always count as one.
-    """
-
-    pre: str
-    texts: tuple[str, ...]
-    merges: tuple[tuple[str, str], ...]
-    special: frozenset[int]
-    defined: frozenset[int] = frozenset()
 
 
 class Tokenizer:
@@ -53,9 +30,12 @@ class Tokenizer:
         pattern = WORD_PATTERNS.get(vocabulary.pre)
         if pattern is None:
             raise UnknownVocabulary(f"vocabularies of the kind {vocabulary.pre!r} are not known to be equal here")
-        ranks = _ranks(vocabulary)
+        ranks = ranks_of(vocabulary)
         self._engine = tiktoken.Encoding(vocabulary.pre, pat_str=pattern, mergeable_ranks=ranks, special_tokens={})
-        self._ids = _ids_by_rank(vocabulary, ranks)
+        self._ids = ids_by_rank(vocabulary, ranks)
+        check_merges(vocabulary, ranks)
+        if vocabulary.pre not in WHOLE_WORDS:
+            check_words(self._engine, ranks)
         self._cut = cut
         self._control = {vocabulary.texts[token]: token for token in vocabulary.special}
         self._defined = {vocabulary.texts[token]: token for token in vocabulary.defined}
@@ -110,43 +90,3 @@ class Tokenizer:
 def _pattern(texts: Iterable[str]) -> re.Pattern[str] | None:
     found = sorted(filter(None, texts), key=len, reverse=True)
     return re.compile("(" + "|".join(map(re.escape, found)) + ")") if found else None
-
-
-def _ranks(vocabulary: Vocabulary) -> dict[bytes, int]:
-    """Each byte and each merge's result, ranked by when it is merged. Raises `UnknownVocabulary`."""
-    ranks = {bytes((byte,)): byte for byte in range(256)}
-    for left, right in vocabulary.merges:
-        ranks.setdefault(_bytes_of(left) + _bytes_of(right), len(ranks))
-    return ranks
-
-
-def _ids_by_rank(vocabulary: Vocabulary, ranks: dict[bytes, int]) -> list[int]:
-    """The token id of each rank, -1 for a byte that the vocabulary lacks: the engine leaves it out, too."""
-    ids = [-1] * len(ranks)
-    apart = vocabulary.special | vocabulary.defined
-    for token, text in enumerate(vocabulary.texts):
-        if token not in apart:
-            rank = ranks.get(_bytes_of(text))
-            if rank is not None:
-                ids[rank] = token
-    if any(token < 0 for token in ids[256:]):
-        raise UnknownVocabulary("the vocabulary lacks the result of one of its merges")
-    return ids
-
-
-@lru_cache(1)
-def _spelled_bytes() -> dict[str, int]:
-    """GPT-2's spelling: printable bytes stand for themselves, the others for the characters from 256 on."""
-    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    spelled = {chr(byte): byte for byte in printable}
-    rest = [byte for byte in range(256) if byte not in set(printable)]
-    return spelled | {chr(256 + number): byte for number, byte in enumerate(rest)}
-
-
-def _bytes_of(text: str) -> bytes:
-    """The bytes that a spelled token stands for. Raises `UnknownVocabulary`."""
-    spelled = _spelled_bytes()
-    try:
-        return bytes(spelled[letter] for letter in text)
-    except KeyError:
-        raise UnknownVocabulary(f"the token {text[:40]!r} is not spelled in bytes") from None

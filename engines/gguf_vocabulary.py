@@ -10,7 +10,9 @@ import struct
 from collections.abc import Iterator
 from pathlib import Path
 
-from cache_affinity.tokens import Tokenizer, UnknownVocabulary, Vocabulary
+from cache_affinity.tokens import Tokenizer
+from cache_affinity.vocabulary import UnknownVocabulary, Vocabulary
+from cache_affinity.word_patterns import BEGINS
 from engines.gguf.long_text import cut_long_text
 
 _STRING, _ARRAY = 8, 9
@@ -42,7 +44,7 @@ class GgufText:
         self.special_texts = frozenset(vocabulary.texts[token] for token in vocabulary.special) - {""}
         template = found.get(_TEMPLATE)
         self.chat_template = template if isinstance(template, str) else None
-        self.adds_bos = found.get(f"{_PREFIX}add_bos_token") is True
+        self.adds_bos = found.get(f"{_PREFIX}add_bos_token", vocabulary.pre in BEGINS) is True
         self.bos_text = _text_of(vocabulary, found.get(f"{_PREFIX}bos_token_id"))
         self.eos_text = _text_of(vocabulary, found.get(f"{_PREFIX}eos_token_id"))
         self.eos_ids: frozenset[int] = frozenset()  # whoever only reads prompts ends nothing

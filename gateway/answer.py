@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from engines.contract import Headers
 from gateway.errors import Problem
+from gateway.language import OPENAI, Language
 from gateway.sink import ClientSink
-from gateway.sse import comment
 
 COMMIT_AFTER_S = 1.0  # design: one second after admission
 
@@ -21,11 +21,6 @@ _SSE_HEADERS: Headers = [
     (b"x-accel-buffering", b"no"),
 ]
 _JSON = (b"content-type", b"application/json")
-
-
-def keep_alive() -> bytes:
-    """What a silent stream says."""
-    return comment("keep-alive")
 
 
 def _no_headers() -> Headers:
@@ -41,8 +36,10 @@ class ClientAnswer:
     __slots__ = (
         "_headers",
         "_keepalive_s",
+        "_language",
         "_last_write",
         "_loop",
+        "_request_id",
         "_sink",
         "_timer",
         "has_content",
@@ -51,8 +48,18 @@ class ClientAnswer:
         "silence",
     )
 
-    def __init__(self, sink: ClientSink, headers: Headers, keepalive_s: float) -> None:
+    def __init__(
+        self,
+        sink: ClientSink,
+        headers: Headers,
+        keepalive_s: float,
+        *,
+        language: Language = OPENAI,
+        request_id: str = "",
+    ) -> None:
         self._sink = sink
+        self._language = language
+        self._request_id = request_id
         self._headers = headers
         self._keepalive_s = keepalive_s
         self._loop = asyncio.get_running_loop()
@@ -60,7 +67,7 @@ class ClientAnswer:
         self._last_write = 0.0
         self.has_started = False
         self.has_content = False
-        self.silence: Callable[[], bytes] = keep_alive
+        self.silence: Callable[[], bytes] = language.silence
         self.late_headers: Callable[[], Headers] = _no_headers
 
     def admit(self) -> None:
@@ -84,6 +91,10 @@ class ClientAnswer:
         self._last_write = time.monotonic()
         self._sink.write(events)
 
+    def keep_alive(self) -> None:
+        """From now on silence is told as such: the request waits in no queue."""
+        self.silence = self._language.silence
+
     def end_stream(self) -> None:
         """The stream is complete."""
         self._stop()
@@ -101,9 +112,9 @@ class ClientAnswer:
         """Say what went wrong: as a status if nothing was committed, else as the last event, without an end marker."""
         self._stop()
         if not self.has_started:
-            self.whole(problem.status, problem.body(), problem.headers())
+            self.whole(problem.status, self._language.problem(problem, self._request_id), problem.headers())
             return
-        self._sink.write(problem.event())
+        self._sink.write(self._language.failure(problem, self._request_id))
         self._sink.end()
 
     def _tick(self) -> None:

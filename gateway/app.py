@@ -9,9 +9,6 @@ import time
 from functools import partial
 
 from starlette.applications import Starlette
-from starlette.exceptions import HTTPException
-from starlette.requests import Request
-from starlette.responses import Response
 from starlette.routing import Route
 
 from cache_affinity.diagnosis import PrefixDiagnosis
@@ -19,8 +16,9 @@ from cache_affinity.exact import ExactIndex
 from cache_affinity.ratio import TokenRatios
 from engines.contract import Headers
 from gateway.admission import Dispatch
-from gateway.api.discovery import Discovery, problem_response
+from gateway.api.discovery import Discovery
 from gateway.api.own import Own
+from gateway.api.unrouted import UNROUTED
 from gateway.asgi import InferenceRoute
 from gateway.attempts import caps_of
 from gateway.auth import AuthFailure, Directory
@@ -29,7 +27,6 @@ from gateway.budget_watch import BudgetWatch
 from gateway.bulk_runs import BulkRuns
 from gateway.control import Control, gauges, statistics
 from gateway.edge import Edge
-from gateway.errors import BUG, Problem
 from gateway.fleet import Fleet
 from gateway.gossip import Gossip, Line
 from gateway.hot import hot_protocol
@@ -233,7 +230,7 @@ class Gateway:
                 *discovery.routes(),
                 *own.routes(),
             ],
-            exception_handlers={HTTPException: _http_error, Exception: _bug},
+            exception_handlers=UNROUTED,
             lifespan=self._lifespan,
         )
         app.router.redirect_slashes = False  # a POST that is redirected loses its body, or its key
@@ -281,20 +278,3 @@ def _routing(settings: Settings, claims: CacheClaims) -> tuple[Router, CacheIsol
     pool = ReplicaPool(PoolSettings(reserved_seats=reserved))
     isolation, exact = CacheIsolation(pool, claims), ExactIndex()
     return Router(pool, TokenRatios(), may_use=isolation.owners.may_use, exact=exact), isolation, exact
-
-
-async def _http_error(request: Request, error: Exception) -> Response:
-    assert isinstance(error, HTTPException), "registered for this class"
-    if error.status_code == 404:
-        message = f"there is no {request.url.path[:128]} here"
-        return problem_response(Problem(404, message, "not_found_error", "route_not_found"))
-    if error.status_code == 405:
-        message = f"{request.method} is not allowed on {request.url.path[:128]}"
-        response = problem_response(Problem(405, message, "invalid_request_error", "method_not_allowed"))
-        response.headers.update(error.headers or {})  # `Allow`
-        return response
-    return problem_response(Problem(error.status_code, error.detail, "invalid_request_error"))
-
-
-async def _bug(_request: Request, _error: Exception) -> Response:
-    return problem_response(BUG)

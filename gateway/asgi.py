@@ -9,6 +9,8 @@ from engines.contract import Headers
 from gateway.body import Bodies, Body
 from gateway.edge import ABORT, Ask, Serve
 from gateway.errors import Problem
+from gateway.language import Language
+from gateway.languages import language_of
 from gateway.sink import Incoming, SinkWatcher
 from policies.quota_refusal import Rejected
 
@@ -127,7 +129,7 @@ class InferenceRoute:
             problem = self._ask(headers)
             body = await self._read(receive) if problem is None else b""
         except _Unreadable as error:
-            await self._refuse(send, error.args[0])
+            await self._refuse(send, error.args[0], language_of(scope["path"]))
             return
         if body is None:
             return
@@ -148,8 +150,8 @@ class InferenceRoute:
         if not delivering.cancelled():
             delivering.result()
 
-    async def _refuse(self, send: Send, problem: Problem) -> None:
-        body = problem.body()
+    async def _refuse(self, send: Send, problem: Problem, language: Language) -> None:
+        body = language.problem(problem, "")
         headers = [(b"content-type", b"application/json"), (b"connection", b"close"), *problem.headers()]
         length = (b"content-length", b"%d" % len(body))
         await send({"type": "http.response.start", "status": problem.status, "headers": [*headers, length]})

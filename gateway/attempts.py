@@ -11,8 +11,8 @@ from functools import partial
 from engines.contract import Fault, ReplicaError, Steering, UpstreamExchange
 from gateway import sse
 from gateway.admission import TurnHolder
-from gateway.answer import keep_alive
 from gateway.errors import Refused
+from gateway.language import keep_alive
 from gateway.ledger_intent import intent_of
 from gateway.outcome import Outcome
 from gateway.owed import Owed
@@ -63,7 +63,7 @@ class Attempts:
                     since = entry.since
                     if last is not None and not self._parts.retries.spend():
                         raise last
-                    call.answer.silence = keep_alive
+                    call.answer.keep_alive()
                     await self._attempt(call, turn)
                     return
             except Preempted:
@@ -167,7 +167,7 @@ class Attempts:
         if inputs is None and error.fault is Fault.STATUS and fleet.has_embedded(chosen):
             error.fault = Fault.UNSERVED
         if error.fault is Fault.UNSERVED:
-            fleet.note_lack(chosen, story.surface if inputs is None else inputs.surface)
+            fleet.note_lack(chosen, story.request.surface.value if inputs is None else inputs.surface)
 
     def _send(
         self, call: Call, request: InferenceRequest, turn: Turn, relay: Relay, replica: ReplicaConnection

@@ -175,7 +175,7 @@ class Control:
         if tenant is None:
             raise ClientError("no project of this id has a key", param="project_id", status=404, code="not_found")
         model = self._parts.models.resolve(request.model, tenant)
-        surface = asked.surface if request.inputs is None else request.inputs.surface
+        surface = request.surface.value if request.inputs is None else request.inputs.surface
         needs = self._parts.fleet.surfaces.needs(model, surface)
         key = route_key(model, tenant.cache_salt, request, self._parts.router.ratios)
         lane = Lane(asked.lane)

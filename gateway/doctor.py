@@ -18,7 +18,15 @@ import psutil
 
 from engines.hardware import Hardware, best_engine, detect, threads_per_worker
 from engines.launch.demo_model import DEMO_MODEL_NAME, DEMO_PACKAGE
-from gateway.doctor_places import check_home, check_ports, check_replicas, check_store, check_token, counted
+from gateway.doctor_places import (
+    check_home,
+    check_ports,
+    check_replicas,
+    check_store,
+    check_token,
+    check_tokenizers,
+    counted,
+)
 from gateway.environment import overlooked
 from gateway.finding import Finding, Health, Patient
 from gateway.home import Home
@@ -63,6 +71,7 @@ async def examine(
         *check_ports(patient),
         *await check_store(patient),
         *await check_replicas(patient.settings.replicas),
+        *check_tokenizers(patient.settings.models),
         *check_plan(patient),
     ]
 

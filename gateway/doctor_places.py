@@ -13,7 +13,8 @@ from gateway.finding import Finding, Health, Patient
 from gateway.fleet import api_key
 from gateway.home import Home, HomeError, store_path, try_to_write
 from gateway.ports import PortUnusable, check_port
-from gateway.settings import ConfigError, ReplicaSection
+from gateway.prompt_tokens import unreadable
+from gateway.settings import ConfigError, ModelSection, ReplicaSection
 from gateway.stores import is_made, opened, store_name
 from policies.store import StoreError
 
@@ -114,6 +115,15 @@ async def check_store(patient: Patient) -> list[Finding]:
 def counted(number: int, word: str) -> str:
     """A number and what it counts: "1 key", "2 keys"."""
     return f"{number} {word}" if number == 1 else f"{number} {word}s"
+
+
+def check_tokenizers(models: Sequence[ModelSection]) -> Iterator[Finding]:
+    """Whether prompts can be tokenised here by what is configured; a start goes on without."""
+    for model in models:
+        if model.tokenizer:
+            why = unreadable(model.tokenizer)
+            told = f"hits are predicted, not known: {why}" if why else f"prompts are tokenised by {model.tokenizer}"
+            yield Finding("tokenizer", Health.NOTE if why else Health.OK, f"{model.name}: {told}")
 
 
 async def check_replicas(replicas: Sequence[ReplicaSection]) -> list[Finding]:

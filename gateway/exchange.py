@@ -13,6 +13,7 @@ from engines.contract import Headers
 from gateway.auth import AuthFailure
 from gateway.body import Body
 from gateway.errors import Problem
+from gateway.languages import language_of
 from gateway.sink import Incoming, SinkWatcher
 from policies.quota_refusal import Rejected
 
@@ -36,7 +37,7 @@ class HotExchange:
     def __init__(self, protocol: "HotProtocol", path: str, body: Body, *, keep_alive: bool) -> None:
         self._protocol = protocol
         self._transport = protocol.transport
-        self._path = path
+        self.path = path
         self.headers: Headers = protocol.headers
         self._body = body
         self._head = b""
@@ -64,7 +65,7 @@ class HotExchange:
 
     def refuse_body(self, problem: Problem) -> None:
         """413 or 503; the connection cannot be used again, since its body was not read."""
-        body = problem.body()
+        body = language_of(self.path).problem(problem, "")
         self.start(problem.status, [(b"content-type", b"application/json"), *problem.headers()], len(body))
         self.response_complete = True
         self._protocol.refuse(self._head + body)
@@ -82,7 +83,7 @@ class HotExchange:
 
     def _begin(self, body: bytes, used_up: Rejected | None = None) -> None:
         self.has_begun = True
-        incoming = Incoming(self._path, self.headers, body, time.monotonic(), used_up=used_up)
+        incoming = Incoming(self.path, self.headers, body, time.monotonic(), used_up=used_up)
         task = self._protocol.loop.create_task(self._protocol.edge.serve(incoming, self))
         tasks = self._protocol.tasks
         tasks.add(task)

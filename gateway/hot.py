@@ -17,6 +17,8 @@ from gateway.body import Body
 from gateway.edge import ABORT, Edge
 from gateway.errors import Problem
 from gateway.exchange import HotExchange
+from gateway.language import OPENAI, Language
+from gateway.languages import language_of
 from gateway.read_deadline import ReadDeadline, Stage
 from gateway.unread_answer import UnreadAnswer
 
@@ -92,7 +94,8 @@ class HotProtocol(PlainHttpProtocol):
         if self._is_answering():
             self.transport.abort()
             return
-        self.refuse(_last_answer(problem))
+        hot = self.answering
+        self.refuse(_last_answer(problem, OPENAI if hot is None else language_of(hot.path)))
 
     def refuse(self, last_answer: bytes) -> None:
         """Answer and close, but read on for a while: closing over unread bytes resets, which overtakes the answer."""
@@ -277,8 +280,8 @@ class HotProtocol(PlainHttpProtocol):
         return 0
 
 
-def _last_answer(problem: Problem) -> bytes:
-    body = problem.body()
+def _last_answer(problem: Problem, language: Language = OPENAI) -> bytes:
+    body = language.problem(problem, "")
     lines = [STATUS_LINE[problem.status], b"content-type: application/json\r\n"]
     lines += [b"%b: %b\r\n" % header for header in problem.headers()]
     lines.append(b"content-length: %d\r\nconnection: close\r\n\r\n" % len(body))

@@ -11,10 +11,12 @@ import msgspec
 from msgspec import Meta, Raw
 
 from engines.adapters.surfaces import DETOKENIZE, EMBEDDINGS, RERANK, SCORE, TOKENIZE, TOKENIZE_CHAT
+from gateway.anthropic_api.paths import COUNT_TOKENS
+from gateway.anthropic_api.request import prompt_fields
 from gateway.errors import ClientError
 from gateway.fields import LARGE_BYTES, reader, typed
 from gateway.prompt import TokenId, chat_prompt
-from gateway.wanted import Inputs, Ranking, Scores, Text, TokenList, Vectors
+from gateway.wanted import Inputs, Ranking, Scores, Text, TokenCount, TokenList, Vectors
 
 MAX_INPUTS = 2048  # OpenAI's; of texts, documents and pairs
 MAX_DIMENSIONS = 65_536  # chosen: far above every model's
@@ -103,6 +105,15 @@ def _read_tokenize(fields: dict[str, Raw]) -> Inputs:
     return Inputs(TOKENIZE_CHAT, TokenList(), bytes(fields["messages"]), is_free=True)
 
 
+def _read_count(fields: dict[str, Raw]) -> Inputs:
+    """Anthropic's; it is counted as the chat that its conversation is here."""
+    found = prompt_fields(fields)
+    for name in fields.keys() - {"model", "service_tier"}:
+        del fields[name]
+    fields.update(found)
+    return Inputs(TOKENIZE_CHAT, TokenCount(), bytes(found["messages"]), is_free=True)
+
+
 def _read_detokenize(fields: dict[str, Raw]) -> Inputs:
     if typed(fields, "tokens", _tokens) is None:
         raise ClientError("tokens must be a list of token ids", param="tokens")
@@ -115,6 +126,7 @@ _READERS: dict[str, Callable[[dict[str, Raw]], Inputs]] = {
     SCORE: _read_score,
     TOKENIZE: _read_tokenize,
     DETOKENIZE: _read_detokenize,
+    COUNT_TOKENS: _read_count,
 }
 
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from functools import partial
 
 from engines.contract import Fault, Headers, ReplicaError
-from gateway import errors
+from gateway import errors, token_answers
 from gateway.answer import ClientAnswer
 from gateway.attempts import Attempts
 from gateway.auth import AuthFailure
@@ -19,6 +19,8 @@ from gateway.body import refuse_packed
 from gateway.classify import classify, client_request_id, read_deadline, read_traceparent, refuse_surface
 from gateway.errors import ClientError, Refused
 from gateway.fields import LARGE_BYTES
+from gateway.language import OPENAI
+from gateway.languages import language_of
 from gateway.outcome import Outcome
 from gateway.parts import Call, Parts
 from gateway.request import InferenceRequest, Surface, asked_lane, read
@@ -27,6 +29,7 @@ from gateway.route_key import route_key
 from gateway.sink import ClientSink, Incoming
 from gateway.story import Story
 from gateway.turned_away import nobody_serves
+from gateway.wanted import Inputs, TokenCount
 from gateway.warm_place import WarmPlace
 from observability import logs
 from policies.lane import Lane
@@ -94,8 +97,12 @@ class Lifecycle:
 
     def _begin(self, incoming: Incoming, sink: ClientSink) -> Call:
         story = Story(incoming.path, incoming.arrived_at, self._parts.unix(), client_request_id(incoming))
+        language = language_of(incoming.path)
         headers: Headers = [(b"x-request-id", story.request_id.encode())]
-        answer = ClientAnswer(sink, headers, self._parts.settings.timeouts.keepalive_s)
+        if language is not OPENAI:
+            headers += language.headers(story.request_id)
+        keepalive_s = self._parts.settings.timeouts.keepalive_s
+        answer = ClientAnswer(sink, headers, keepalive_s, language=language, request_id=story.request_id)
         task = asyncio.current_task()
         assert task is not None, "the lifecycle runs in a task of its own"
         sink.on_gone(task.cancel)
@@ -126,6 +133,9 @@ class Lifecycle:
             await held.expect(query)
             request = call.story.request
             assert request is not None, "just read"
+            if request.inputs is not None and self._counts_itself(request.inputs, query.model):
+                await self._count(call, request, query.model)
+                return
             if elsewhere is not None:
                 query = replace(query, excluded=elsewhere, labels=frozenset())  # wherever else the lane may go
             elif request.segments:
@@ -168,12 +178,24 @@ class Lifecycle:
     def _needs(self, call: Call, request: InferenceRequest, model: str, principal: Principal) -> str:
         """What the replica must be chosen by. Raises `ClientError` (400) where none serves what is asked."""
         surfaces = self._parts.fleet.surfaces
-        surface = call.incoming.path if request.inputs is None else request.inputs.surface
+        surface = request.surface.value if request.inputs is None else request.inputs.surface
         needs = surfaces.needs(model, surface)
-        if needs is None:
+        if needs is None and (request.inputs is None or not self._counts_itself(request.inputs, model)):
             visible = (one.name for one in self._parts.models.visible(principal.tenant))
-            raise surfaces.refusal(request.model, model, surface, visible)
-        return needs
+            raise surfaces.refusal(request.model, model, surface, visible, called=call.incoming.path)
+        return needs or ""
+
+    def _counts_itself(self, inputs: Inputs, model: str) -> bool:
+        """Whether tokens are to be counted that no engine counts, and this gateway has the model's vocabulary."""
+        if not isinstance(inputs.wanted, TokenCount):
+            return False
+        return self._parts.fleet.surfaces.needs(model, inputs.surface) is None and self._parts.tokens.knows(model)
+
+    async def _count(self, call: Call, request: InferenceRequest, model: str) -> None:
+        count = await self._parts.tokens.count(model, request.fields)
+        if count is None:
+            raise ClientError("this conversation cannot be put into the model's chat template", param="messages")
+        call.answer.whole(200, token_answers.counted(count), [])
 
     def _is_expected(self, model: str) -> bool:
         """Whether the configuration has somebody for it, who may still come."""

@@ -53,12 +53,16 @@ class ModelSurfaces:
         """The longest input that all its engines take, as far as they say."""
         return self._context_tokens.get(model)
 
-    def refusal(self, asked: str, model: str, surface: str, visible: Iterable[str]) -> ClientError:
-        """400: no replica of the model serves the surface. `visible`: the models that the caller may know of."""
+    def refusal(self, asked: str, model: str, surface: str, visible: Iterable[str], *, called: str = "") -> ClientError:
+        """400: no replica of the model serves the surface. `visible`: the models that the caller may know of.
+
+        `called`: the path that the caller used, where what it needs of an engine has another name.
+        """
         others = [name for name in visible if name in self._tasks and surface in self._some[name]]
         own = ", ".join(sorted(one for one in self.of(model) if " " not in one)) or "nothing that this gateway has"
         elsewhere = f"; {_named(others)} {'do' if len(others) > 1 else 'does'}" if others else ""
-        message = f"the model {asked[:128]!r} does not serve {surface}: it serves {own}{elsewhere}"
+        named = surface if surface.startswith(called) else called
+        message = f"the model {asked[:128]!r} does not serve {named}: it serves {own}{elsewhere}"
         return ClientError(message, param="model", code="unsupported_model")
 
 

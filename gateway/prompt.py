@@ -57,7 +57,7 @@ _part_decoder = msgspec.json.Decoder(dict[str, Any])
 def chat_prompt(fields: dict[str, Raw]) -> Prompt:
     """Tools and documents first, then one piece a message: all that a template makes tokens of, so that it is paid."""
     if "messages" in fields and len(fields["messages"]) > LARGE_BYTES:
-        _check_counts(fields)
+        check_counts(fields)
     messages = typed(fields, "messages", _messages)
     if not messages:
         raise ClientError("messages must be a list of at least one message", param="messages")
@@ -93,7 +93,7 @@ def _named(fields: dict[str, Raw], names: tuple[str, ...]) -> list[bytes]:
     return [name.encode() + b"\x1f" + bytes(fields[name]) for name in names if name in fields]
 
 
-def _check_counts(fields: dict[str, Raw]) -> None:
+def check_counts(fields: dict[str, Raw]) -> None:
     """Raises `ClientError` for too many messages or parts before they are made: a million take a second."""
     if is_longer(fields["messages"], MAX_MESSAGES):
         raise _too_many_messages()
@@ -115,9 +115,10 @@ def _message_bytes(message: _Message, index: int) -> bytes:
 
     They stand last so that messages that begin alike share borders inside them.
     """
-    role, name, call = message.role, message.name or "", message.tool_call_id or ""
-    head = f"{len(role)},{len(name)},{len(call)}\x1f{role}{name}{call}"
     content, more = message.content, _more_than_content(message)
+    head = _PLAIN_HEADS.get(message.role) if message.name is message.tool_call_id is None else None
+    if head is None:
+        head = _head(message.role, message.name or "", message.tool_call_id or "")
     if isinstance(content, str) and not more:
         return f"{head}{content}\x1f{len(content)}".encode()
     if isinstance(content, list):
@@ -129,6 +130,13 @@ def _message_bytes(message: _Message, index: int) -> bytes:
     pieces, lengths = [piece for piece, _ in parts], [length for _, length in parts]
     lengths += [f"{len(piece)}m" for piece in more]
     return b"".join([head.encode(), *pieces, *more, b"\x1f", ",".join(lengths).encode()])
+
+
+def _head(role: str, name: str = "", call: str = "") -> str:
+    return f"{len(role)},{len(name)},{len(call)}\x1f{role}{name}{call}"
+
+
+_PLAIN_HEADS = {role: _head(role) for role in ("system", "developer", "user", "assistant")}
 
 
 def _more_than_content(message: _Message) -> list[bytes]:

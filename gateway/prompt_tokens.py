@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import msgspec
 
 from cache_affinity.kv_events import TokenChain, pack, salt_digest
-from cache_affinity.tokens import UnknownVocabulary
+from cache_affinity.vocabulary import UnknownVocabulary
 from gateway.request import InferenceRequest, Surface
 from observability import logs
 
@@ -50,7 +50,7 @@ class Conversations(Protocol):
 
 
 class PromptTokens:
-    """The vocabularies of all models that have one. `source_of`: a model's GGUF file, `fake`, or empty.
+    """The vocabularies of all models that have one. `source_of`: a GGUF file, `tokenizer.json`, `fake` or empty.
 
     A vocabulary is read when it is first asked for or expected, beside the loop; until then there are no tokens.
     """
@@ -103,6 +103,18 @@ class PromptTokens:
                 self._count_slow(source)
         return TokenChain(packed, salt=salt_digest(cache_salt)) if packed is not None else None
 
+    def knows(self, model: str) -> bool:
+        """Whether prompts of this model can be tokenised here, now."""
+        return self._ready.get(self._source_of(model)) is not None
+
+    async def count(self, model: str, fields: Mapping[str, msgspec.Raw]) -> int | None:
+        """How many tokens a chat's prompt has, counted beside the loop; None where that cannot be known here."""
+        found = self._ready.get(self._source_of(model))
+        if found is None:
+            return None
+        tokens = await asyncio.get_running_loop().run_in_executor(self._pool, found.chat, fields)
+        return None if tokens is None else len(tokens)
+
     def _count_slow(self, source: str) -> None:
         """A short prompt has held up the loop."""
         self._num_slow[source] += 1
@@ -134,6 +146,15 @@ def _one_prompt(request: InferenceRequest) -> str | list[int] | None:
         return None  # several prompts, which may hit in different places
 
 
+def unreadable(source: str) -> str:
+    """Why prompts cannot be tokenised by this source; empty where they can."""
+    try:
+        _read(source)
+    except UnknownVocabulary as error:
+        return str(error)
+    return ""
+
+
 def _read(source: str) -> Conversations:
     """Raises `UnknownVocabulary`. Takes a part of a second."""
     if source == FAKE:
@@ -141,8 +162,10 @@ def _read(source: str) -> Conversations:
 
         return _Worker(FakeModel(), FakeModel.vocab_size, adds_bos=False)
     from engines.gguf_vocabulary import GgufText
+    from engines.json_vocabulary import JsonText, is_json_vocabulary
 
-    text = GgufText(Path(source))
+    path = Path(source)
+    text = JsonText(path) if is_json_vocabulary(path) else GgufText(path)
     return _Worker(text, text.vocab_size, adds_bos=text.adds_bos)
 
 

@@ -8,6 +8,7 @@ from gateway.reserving import UNREPORTED_BYTES
 from gateway.settings import TimeoutSection
 from gateway.story import Story
 from gateway.streaming import StreamRelay
+from gateway.translated import TranslatedStream, TranslatedWhole
 from gateway.turn import Turn
 from gateway.vector_answers import AnswerHead
 from gateway.wanted import Inputs
@@ -20,10 +21,16 @@ def relay_for(call: Call, request: InferenceRequest, turn: Turn, timeouts: Timeo
         first_token_s = min(first_token_s, max(0.001, call.deadline - now))
     answer, sink, story = call.answer, call.sink, call.story
     if request.inputs is not None:
-        head = AnswerHead(
-            story.request_id, request.model, int(story.started_at), _unreported(story, turn, request.inputs)
-        )
+        head = _head(story, request, _unreported(story, turn, request.inputs))
         return InputRelay(answer, sink, timeouts, first_token_s, inputs=request.inputs, head=head)
+    if request.translate is not None:
+        translation = request.translate(_head(story, request, turn.decision.prompt_tokens))
+        if not request.is_streaming:
+            return TranslatedWhole(answer, sink, timeouts, first_token_s, translation=translation)
+        on_first, num_choices = turn.lease.prefilled, request.num_choices
+        return TranslatedStream(
+            answer, sink, timeouts, first_token_s, on_first=on_first, num_choices=num_choices, translation=translation
+        )
     if not request.is_streaming:
         return WholeRelay(answer, sink, timeouts, first_token_s)
     return StreamRelay(
@@ -35,6 +42,10 @@ def relay_for(call: Call, request: InferenceRequest, turn: Turn, timeouts: Timeo
         wants_usage=request.wants_usage,
         num_choices=request.num_choices,
     )
+
+
+def _head(story: Story, request: InferenceRequest, estimated_tokens: int) -> AnswerHead:
+    return AnswerHead(story.request_id, request.model, int(story.started_at), estimated_tokens)
 
 
 def _unreported(story: Story, turn: Turn, inputs: Inputs) -> int:

@@ -11,10 +11,13 @@ import msgspec
 from msgspec import Meta, Raw
 
 from engines.adapters import surfaces
+from gateway.anthropic_api import paths
+from gateway.anthropic_api.request import read_messages
 from gateway.errors import ClientError
 from gateway.fields import reader, top_level, typed
 from gateway.inputs import read_inputs
 from gateway.prompt import TokenId, chat_prompt, completion_prompt
+from gateway.translation import Translate
 from gateway.wanted import Inputs
 from policies.lane import Lane
 
@@ -29,9 +32,11 @@ class Surface(Enum):
     SCORE = surfaces.SCORE
     TOKENIZE = surfaces.TOKENIZE
     DETOKENIZE = surfaces.DETOKENIZE
+    MESSAGES = paths.MESSAGES
+    COUNT_TOKENS = paths.COUNT_TOKENS
 
 
-GENERATING = (Surface.CHAT, Surface.COMPLETIONS)
+GENERATING = (Surface.CHAT, Surface.COMPLETIONS, Surface.MESSAGES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +49,7 @@ class InferenceRequest:
     `tier_lane`: what `service_tier` asks for. `max_output_tokens`: for all choices. `home_hint`: what the client says
     belongs together (`prompt_cache_key`, else `session_id`), as it spelled it; empty for nothing usable. `inputs`: what
     is asked of a surface that generates no text; None of one that does. Then there are no segments, and never a stream.
+    `translate`: of a request in another language, which is a chat here (`surface`, `fields`); None of one in its own.
     """
 
     surface: Surface
@@ -58,6 +64,7 @@ class InferenceRequest:
     tier_lane: Lane | None
     home_hint: bytes = b""
     inputs: Inputs | None = None
+    translate: Translate | None = None
 
     @property
     def prompt_bytes(self) -> int:
@@ -121,13 +128,16 @@ def read(surface: Surface, body: bytes) -> InferenceRequest:
         raise ClientError(f"model may have at most {MAX_MODEL_CHARS} characters", param="model")
     if surface not in GENERATING:
         return _read_inputs(surface, model, fields)
+    tier_lane, translate = _tier_lane(fields), None
+    if surface is Surface.MESSAGES:
+        fields, translate = read_messages(fields)
+        surface = Surface.CHAT
     _check_numbers(fields)
     _check_stop(fields)
     options = typed(fields, "stream_options", _options)
     is_streaming = bool(typed(fields, "stream", _flag))
     if options is not None and not is_streaming:
         raise ClientError("stream_options is only allowed when stream is true", param="stream_options")
-    tier_lane = _tier_lane(fields)
     prompt = chat_prompt(fields) if surface is Surface.CHAT else completion_prompt(fields)
     num_choices = prompt.num_prompts * (typed(fields, "n", _count) or 1)
     return InferenceRequest(
@@ -142,6 +152,7 @@ def read(surface: Surface, body: bytes) -> InferenceRequest:
         max_output_tokens=_output_bound(fields, prompt.num_prompts),
         tier_lane=tier_lane,
         home_hint=_home_hint(fields),
+        translate=translate,
     )
 
 

@@ -103,10 +103,10 @@ class RetrySection(Section):
 class ModelSection(Section):
     """A model that tenants may name. Replicas may serve models without one; this adds aliases, bounds and prices.
 
-    `tokenizer`: a GGUF file with the model's vocabulary, so that prompts can be compared with what engines tell of
-    their caches (`kv_events`); that of our own workers is known. `price_in`, `price_cached`, `price_out`: USD per
-    million tokens of input, of input found in a cache (without it: as any input) and of output. A model with no price
-    cannot be used by a tenant that has a `usd_per_month`.
+    `tokenizer`: a GGUF file with the model's vocabulary, or its `tokenizer.json` or the folder of that, so that prompts
+    can be compared with what engines tell of their caches (`kv_events`); that of our own workers is known. `price_in`,
+    `price_cached`, `price_out`: USD per million tokens of input, of input found in a cache (without it: as any input)
+    and of output. A model with no price cannot be used by a tenant that has a `usd_per_month`.
     """
 
     name: Name

@@ -38,6 +38,7 @@ class StreamRelay(Relay):
         super().__init__(answer, sink, timeouts, first_token_s)
         self._on_first = on_first
         self._events = sse.EventReader()
+        self._event = sse.event  # how a payload is told
         self._wants_usage = wants_usage
         self._unfinished = set(range(num_choices))
         self._is_done = False
@@ -76,7 +77,7 @@ class StreamRelay(Relay):
                 return
         is_due = self._answer.has_content or self._out or signs.has_content or signs.finished
         target = self._out if is_due or len(self._held) >= MAX_HELD_EVENTS else self._held
-        target.append(sse.event(payload))
+        target.append(self._event(payload))
 
     def _count_content(self, text_bytes: int) -> None:
         now = self._last_data_at
@@ -121,10 +122,12 @@ class StreamRelay(Relay):
             self._is_done = True
         if not self._is_done and self._unfinished:
             raise ReplicaError(Fault.RESET, "the engine's stream ended before its answer was complete")
-        tail = self._held + self._out
-        if self._wants_usage and self._usage_event is not None:
-            tail.append(self._usage_event)
-        tail.append(sse.event(sse.DONE))
+        tail = self._held + self._out + self._ending()
         self._answer.has_content = True
         self._answer.write(b"".join(tail))
         self._answer.end_stream()
+
+    def _ending(self) -> list[bytes]:
+        """The last events: usage, where the client asked, and the end marker."""
+        usage = [self._usage_event] if self._wants_usage and self._usage_event is not None else []
+        return [*usage, sse.event(sse.DONE)]

@@ -40,6 +40,16 @@ def tokens(body: bytes) -> bytes:
     return _encode({"count": len(ids), "max_model_len": found.max_model_len, "tokens": ids, "token_strs": texts})
 
 
+def count(body: bytes) -> bytes:
+    """Anthropic's `{input_tokens}`. Raises `ValueError`."""
+    return counted(len(_decode_tokens(body).tokens))
+
+
+def counted(num_tokens: int) -> bytes:
+    """The same of a number that is known."""
+    return _encode({"input_tokens": num_tokens})
+
+
 def text(body: bytes) -> bytes:
     """`{prompt}`. Raises `ValueError`."""
     found = _decode_text(body)

@@ -34,11 +34,16 @@ class TokenList:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenCount:
+    """How many tokens a conversation has, as Anthropic's clients ask."""
+
+
+@dataclass(frozen=True, slots=True)
 class Text:
     """The text of tokens."""
 
 
-Wanted = Vectors | Ranking | Scores | TokenList | Text
+Wanted = Vectors | Ranking | Scores | TokenList | TokenCount | Text
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,6 +9,7 @@ from starlette.routing import Route
 
 from gateway.auth import AuthFailure, Directory
 from gateway.errors import Problem
+from gateway.language import OPENAI, Language
 from gateway.models import ModelTable, ServedModel
 from gateway.outcome import Outcome
 
@@ -119,10 +120,10 @@ class Discovery:
         return entry
 
 
-def problem_response(problem: Problem) -> Response:
+def problem_response(problem: Problem, language: Language = OPENAI) -> Response:
     """A problem as a Starlette response."""
     headers = {name.decode(): value.decode() for name, value in problem.headers()}
-    return Response(problem.body(), problem.status, headers, _JSON)
+    return Response(language.problem(problem, ""), problem.status, headers, _JSON)
 
 
 def _json(value: object, status: int = 200) -> Response:

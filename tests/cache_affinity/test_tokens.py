@@ -5,7 +5,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cache_affinity import tokens as module
-from cache_affinity.tokens import Tokenizer, UnknownVocabulary, Vocabulary
+from cache_affinity.tokens import Tokenizer
+from cache_affinity.vocabulary import UnknownVocabulary, Vocabulary
 
 CONTROL, DEFINED = "<|end|>", "[tool]"
 MERGES = (("h", "e"), ("l", "l"), ("he", "ll"), ("hell", "o"), ("Ġ", "hello"))
@@ -55,6 +56,11 @@ def test_half_a_surrogate_pair_counts_as_a_question_mark():
     "changes",
     [
         {"pre": "unheard of"},
+        {"pre": "llama-bpe", "texts": (*vocabulary().texts, "zzz")},  # a word that no merge makes
+        {"merges": (*MERGES, ("h", "ell"))},  # another way to `hell`, ranked far from the first
+        {
+            "merges": (("l", "l"), ("h", "e"), ("e", "ll"), ("he", "ll"), ("hell", "o"), ("Ġ", "hello"))
+        },  # `hell`: h, ell
         {"merges": (("q", "z"),)},
         {"merges": (("日", "x"),)},
     ],

@@ -1,5 +1,6 @@
 """The promise of the first screen: a real model answers, and the conversation's next turn finds its cache warm."""
 
+import anthropic
 import httpx
 import openai
 import pytest
@@ -109,6 +110,28 @@ def test_two_tenants_share_no_cache_and_one_tenant_does(demo, client):
         cached.append(usage.prompt_tokens_details.cached_tokens)
     assert cached[:2] == [0, 0]
     assert all(cached[2:])
+
+
+def test_a_conversation_in_messages_finds_the_cache_that_its_tokens_say(demo):
+    """Anthropic's client: tokens counted are tokens read, and turn 2 reads the first one's from the cache, streamed."""
+    url = demo.fields["url"].removesuffix("/v1")
+    client = anthropic.Anthropic(base_url=url, api_key=demo.fields["key"], timeout=PATIENCE_S, max_retries=0)
+    prompt = {"model": DEMO_MODEL_NAME, "system": [{"type": "text", "text": f"Messages. {SYSTEM}"}]}
+    turns = [{"role": "user", "content": QUESTIONS[0]}]
+    usages = []
+    for question in QUESTIONS[1:]:
+        counted = client.messages.count_tokens(**prompt, messages=turns).input_tokens
+        with client.messages.stream(**prompt, messages=turns, max_tokens=24) as stream:
+            text = "".join(stream.text_stream)
+            message = stream.get_final_message()
+        usages.append(message.usage)
+        assert text.strip() == message.content[0].text.strip() != ""
+        assert message.stop_reason in {"end_turn", "max_tokens"}
+        assert message.usage.input_tokens + message.usage.cache_read_input_tokens == counted
+        turns += [{"role": "assistant", "content": message.content}, {"role": "user", "content": question}]
+    first, second = usages
+    assert first.cache_read_input_tokens == 0
+    assert second.cache_read_input_tokens > 0.8 * first.input_tokens
 
 
 def blocks_told(demo):

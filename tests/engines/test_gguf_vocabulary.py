@@ -6,7 +6,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cache_affinity.tokens import UnknownVocabulary
+from cache_affinity.vocabulary import UnknownVocabulary
 from engines.gguf_vocabulary import GgufText
 from gateway.prompt_tokens import _read
 from gateway.request import Surface, read

@@ -15,7 +15,7 @@ from tests.scripted_engine import Cut, Framing, Reply
 
 INPUT_SURFACES = tuple(surface for surface in Surface if surface not in GENERATING)
 CHARGED = (Surface.EMBEDDINGS, Surface.RERANK, Surface.SCORE)
-FREE = (Surface.TOKENIZE, Surface.DETOKENIZE)
+FREE = (Surface.TOKENIZE, Surface.DETOKENIZE, Surface.COUNT_TOKENS)
 
 
 def embeddings(texts="Hello", **fields):
@@ -43,12 +43,18 @@ def detokenize(text="Hello", **fields):
     return {"model": MODEL, "tokens": list(text.encode()), **fields}
 
 
+def count_tokens(text="Hello", **fields):
+    """A count_tokens request's body, which engines are sent as a tokenize request."""
+    return {"model": MODEL, "messages": [{"role": "user", "content": text}], **fields}
+
+
 BODIES = {
     Surface.EMBEDDINGS: embeddings,
     Surface.RERANK: rerank,
     Surface.SCORE: score,
     Surface.TOKENIZE: tokenize,
     Surface.DETOKENIZE: detokenize,
+    Surface.COUNT_TOKENS: count_tokens,
 }
 
 

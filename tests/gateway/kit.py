@@ -43,6 +43,11 @@ def completion(prompt="Hello", **fields):
     return {"model": MODEL, "prompt": prompt, **fields}
 
 
+def message(text="Hello", **fields):
+    """A body of Anthropic's /v1/messages."""
+    return {"model": MODEL, "max_tokens": 16, "messages": [{"role": "user", "content": text}], **fields}
+
+
 class Engines:
     """Several scripted engines with one script: the next request gets the next reply, whichever engine it reaches."""
 

@@ -5,11 +5,11 @@ import asyncio
 import pytest
 
 from gateway.request import GENERATING, Surface
-from tests.gateway.kit import chat, completion
+from tests.gateway.kit import chat, completion, message
 from tests.gateway.test_token_limits import used
 from tests.scripted_engine import Cut, answer
 
-BODIES = {Surface.CHAT: chat, Surface.COMPLETIONS: completion}
+BODIES = {Surface.CHAT: chat, Surface.COMPLETIONS: completion, Surface.MESSAGES: message}
 endpoints = pytest.mark.parametrize("surface", GENERATING, ids=[one.name.lower() for one in GENERATING])
 WORDS = ["word "] * 400  # a token each, of which an engine that counts nothing tells nothing
 

@@ -143,6 +143,13 @@ async def test_a_dry_run_says_where_a_request_would_go_and_changes_nothing(contr
     assert record["replica"] == receipt["chosen"]
 
 
+async def test_a_dry_run_of_a_message_goes_where_the_chat_that_it_is_would(control):
+    """Surfaces of another language have no replicas of their own."""
+    of_chat = (await control.ask("POST", "/routes/explain", explain(control.gateway)))[1]["chosen"]
+    body = explain(control.gateway, surface="/v1/messages", request=chat("hi", max_tokens=1))
+    assert (await control.ask("POST", "/routes/explain", body))[1]["chosen"] == of_chat
+
+
 async def test_a_dry_run_without_a_replica_says_why(control):
     """In words, and for each replica."""
     for name in ("r1", "r2"):

@@ -13,7 +13,7 @@ from gateway.request import Surface
 from policies.store import NewKey
 from policies.tenant import Role
 from tests.gateway import inputs_kit
-from tests.gateway.kit import MODEL, chat, completion
+from tests.gateway.kit import MODEL, chat, completion, message
 from tests.scripted_engine import answer
 
 OPEN, KEYED = "open to everybody", "needs a key with service"
@@ -33,7 +33,8 @@ REFUSED = (
 )
 ADMITTED = ("service", "service and viewer", "service and platform admin")
 INPUT_BODIES = {surface.value: body() for surface, body in inputs_kit.BODIES.items()}
-BODIES = {Surface.CHAT.value: chat(), Surface.COMPLETIONS.value: completion(), **INPUT_BODIES}
+GENERATING_BODIES = {Surface.CHAT: chat(), Surface.COMPLETIONS: completion(), Surface.MESSAGES: message()}
+BODIES = {**{surface.value: body for surface, body in GENERATING_BODIES.items()}, **INPUT_BODIES}
 
 
 def inventory(gateway):

@@ -11,11 +11,19 @@ import pytest
 
 from engines.hardware import Hardware
 from gateway.doctor import check_config
-from gateway.doctor_places import check_home, check_ports, check_replicas, check_store, check_token, listener_of
+from gateway.doctor_places import (
+    check_home,
+    check_ports,
+    check_replicas,
+    check_store,
+    check_token,
+    check_tokenizers,
+    listener_of,
+)
 from gateway.finding import Health, Patient
 from gateway.home import Home
 from gateway.ports import listen_on
-from gateway.settings import GatewaySection, ReplicaSection, Settings, StoreSection
+from gateway.settings import GatewaySection, ModelSection, ReplicaSection, Settings, StoreSection
 from gateway.stores import opened
 from policies.sqlite_store import SqliteStore
 from tests.redis_server import redis_program, redis_server  # noqa: F401  # fixtures
@@ -104,6 +112,19 @@ async def test_replicas_are_knocked_at(patient, monkeypatch):
         findings = await check_replicas(replicas)
     assert health(findings) == [Health.OK, Health.NOTE, Health.BROKEN]
     assert "b: nobody at 127.0.0.1:1" in findings[1].detail
+
+
+def test_a_tokenizer_that_cannot_be_used_is_told(tmp_path):
+    """Routing would go by predictions, and nobody would know why."""
+    missing = str(tmp_path / "tokenizer.json")
+    models = [
+        ModelSection(name="a", tokenizer="fake"),
+        ModelSection(name="b", tokenizer=missing),
+        ModelSection(name="c"),
+    ]
+    findings = list(check_tokenizers(models))
+    assert health(findings) == [Health.OK, Health.NOTE]
+    assert "tokenizer.json cannot be read" in findings[1].detail
 
 
 async def test_the_store_is_read_when_there_is_one(patient):

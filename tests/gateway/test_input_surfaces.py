@@ -18,7 +18,6 @@ from tests.gateway.inputs_kit import (
     rerank,
     score,
     served,
-    tokenize,
     vector_of,
 )
 from tests.gateway.kit import MODEL, UPSTREAM_MODEL, chat
@@ -57,7 +56,8 @@ async def test_an_answer_is_the_engines_under_the_name_that_was_asked_for(launch
     assert UPSTREAM_MODEL.encode() not in got.body
     sent = await gateway.received()
     assert sent.json["model"] == UPSTREAM_MODEL
-    assert sent.path == (surface.value.removeprefix("/v1") if surface in FREE else surface.value)
+    own_paths = {Surface.TOKENIZE: "/tokenize", Surface.COUNT_TOKENS: "/tokenize", Surface.DETOKENIZE: "/detokenize"}
+    assert sent.path == own_paths.get(surface, surface.value)
     if surface in CHARGED:
         assert got.json["model"] == "alias"
         assert got.json["usage"] == {"prompt_tokens": 7, "total_tokens": 7}
@@ -188,7 +188,7 @@ async def test_the_tokenizer_takes_requests_and_no_tokens(launch, surface):
     gateway = await launch()
     await gateway.limit(gateway.project, '{"tpm": 10, "tokens_per_day": 10, "usd_per_month": 1, "rpm": 2}')
     gateway.script(served(), served())
-    long = tokenize("word " * 5000) if surface is Surface.TOKENIZE else {"model": MODEL, "tokens": [65] * 5000}
+    long = {"model": MODEL, "tokens": [65] * 5000} if surface is Surface.DETOKENIZE else BODIES[surface]("word " * 5000)
     assert (await ask(gateway, surface, body=long)).status == 200
     assert used(gateway) == used(gateway, "tokens_per_day") == 0
     assert (await ask(gateway, surface)).status == 200

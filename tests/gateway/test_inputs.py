@@ -194,7 +194,8 @@ def test_what_holds_for_every_surface_holds_here(surface):
     """A model, no stream, and the lane that `service_tier` asks for."""
     body = {Surface.EMBEDDINGS: {"input": "a"}, Surface.RERANK: {"query": "a", "documents": ["b"]},
             Surface.SCORE: {"text_1": "a", "text_2": "b"}, Surface.TOKENIZE: {"prompt": "a"},
-            Surface.DETOKENIZE: {"tokens": [1]}}[surface]  # fmt: skip
+            Surface.DETOKENIZE: {"tokens": [1]},
+            Surface.COUNT_TOKENS: {"messages": [{"role": "user", "content": "a"}]}}[surface]  # fmt: skip
     assert refused(surface, **body, stream=True)[0] == "stream"
     assert refused(surface, **body, service_tier="gold")[0] == "service_tier"
     with pytest.raises(ClientError) as caught:

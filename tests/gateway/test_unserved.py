@@ -6,11 +6,12 @@ import json
 import pytest
 
 from gateway.abilities import LACK_S
-from gateway.request import Surface
+from gateway.request import GENERATING, Surface
 from tests.gateway.inputs_kit import BODIES, INPUT_SURFACES, embeddings, rerank, score, served, tokenize
-from tests.gateway.kit import MODEL, UPSTREAM_MODEL, chat, completion
+from tests.gateway.kit import MODEL, UPSTREAM_MODEL, chat, completion, message
 from tests.scripted_engine import answer, status
 
+TALKING = {*GENERATING, Surface.COUNT_TOKENS}  # what needs a chat
 NO_ROUTE = status(404, {"detail": "Not Found"})
 surfaces = pytest.mark.parametrize("surface", INPUT_SURFACES, ids=[one.name.lower() for one in INPUT_SURFACES])
 
@@ -28,7 +29,7 @@ async def told(launch, *cards, **options):
 
 async def asked_for(gateway, surface, **fields):
     """The answer on that surface."""
-    body = {**BODIES, Surface.CHAT: chat, Surface.COMPLETIONS: completion}[surface](**fields)
+    body = {**BODIES, Surface.CHAT: chat, Surface.COMPLETIONS: completion, Surface.MESSAGES: message}[surface](**fields)
     return await gateway.post(body, path=surface.value)
 
 
@@ -36,8 +37,8 @@ async def asked_for(gateway, surface, **fields):
     ("tasks", "unserved"),
     [
         (["generate"], {Surface.EMBEDDINGS, Surface.RERANK, Surface.SCORE}),
-        (["embed", "score"], {Surface.CHAT, Surface.COMPLETIONS}),
-        (["score"], {Surface.CHAT, Surface.COMPLETIONS, Surface.EMBEDDINGS}),
+        (["embed", "score"], TALKING),
+        (["score"], TALKING | {Surface.EMBEDDINGS}),
         (["generate", "embed", "score"], set()),
     ],
 )
@@ -170,7 +171,7 @@ async def test_engines_without_an_endpoint_are_not_asked_for_it(launch):
     gateway = await launch(kind="llama-server")
     got = await asked_for(gateway, Surface.SCORE)
     assert got.code == "unsupported_model"
-    assert "/v1/embeddings, /v1/rerank, /v1/tokenize" in got.error["message"]
+    assert "/v1/embeddings, /v1/messages, /v1/rerank, /v1/tokenize" in got.error["message"]
     gateway = await launch(kind="openai")
     for surface in (Surface.RERANK, Surface.SCORE, Surface.TOKENIZE, Surface.DETOKENIZE):
         assert (await asked_for(gateway, surface)).code == "unsupported_model"
