@@ -39,6 +39,8 @@ _string = reader(str)
 _documents = reader(list[str | _Document])
 _texts = reader(str | list[str])
 _tokens = reader(list[TokenId])
+_MAX_IDS = 1 << 18  # chosen: above the context of most models; the engine has its own bound
+_ID_BYTES = 12  # of a token id with what stands between two
 
 
 def read_inputs(surface: str, fields: dict[str, Raw]) -> Inputs:
@@ -115,6 +117,8 @@ def _read_count(fields: dict[str, Raw]) -> Inputs:
 
 
 def _read_detokenize(fields: dict[str, Raw]) -> Inputs:
+    if len(fields.get("tokens", b"")) > _MAX_IDS * _ID_BYTES:
+        raise ClientError(f"tokens may hold at most {_MAX_IDS} token ids", param="tokens")
     if typed(fields, "tokens", _tokens) is None:
         raise ClientError("tokens must be a list of token ids", param="tokens")
     return Inputs(DETOKENIZE, Text(), bytes(fields["tokens"]), is_free=True)

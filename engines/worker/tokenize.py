@@ -30,6 +30,10 @@ class DetokenizeAnswer(Struct):
     prompt: str
 
 
+_ID_BYTES = 12  # of a token id with what stands between two
+_REST_BYTES = 4096  # of a body, beside its ids
+
+
 class TextEndpoint:
     """An ASGI application that answers a body with a body, computed off the loop."""
 
@@ -64,8 +68,13 @@ def tokenize(service: Service, body: bytes) -> bytes:
 
 def detokenize(service: Service, body: bytes) -> bytes:
     """The text of tokens, control tokens left out. Raises `ApiError`."""
+    most = service.prompts.max_tokens
+    if len(body) > most * _ID_BYTES + _REST_BYTES:  # before a list is made of it, which holds up the answers of others
+        raise invalid("tokens", f"`tokens` may hold at most {most} tokens")
     request = decode_request(body, DetokenizeRequest)
     check_model(request.model, service.settings.name)
+    if len(request.tokens) > most:
+        raise invalid("tokens", f"`tokens` may hold at most {most} tokens")
     vocab_size = service.loaded.vocab_size
     if any(not 0 <= token < vocab_size for token in request.tokens):
         raise invalid("tokens", f"each of `tokens` must be at least 0 and below {vocab_size}")

@@ -7,15 +7,16 @@ from gateway.admin.connection import AdminClient, CommandFailed
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """`word`: for people. `path`: of the list in the admin API. `prefix`: of its ids."""
+    """`word`: for people. `command`: of ours. `path`: of the list in the admin API. `prefix`: of its ids."""
 
     word: str
+    command: str
     path: str
     prefix: str
 
 
-ORGANIZATION = Kind("organisation", "/organizations", "org_")
-PROJECT = Kind("project", "/projects", "proj_")
+ORGANIZATION = Kind("organisation", "org", "/organizations", "org_")
+PROJECT = Kind("project", "project", "/projects", "proj_")
 
 
 def find_id(client: AdminClient, kind: Kind, given: str) -> str:
@@ -27,7 +28,8 @@ def find_id(client: AdminClient, kind: Kind, given: str) -> str:
     if not found and given.startswith(kind.prefix):
         return given  # the admin plane has its own sentence for an id that it does not know
     if not found:
-        raise CommandFailed(f"there is no {kind.word} with the name or id {given!r}")
+        how = f"`warmlane {kind.command} list` shows them, `warmlane {kind.command} create` makes one"
+        raise CommandFailed(f"there is no {kind.word} with the name or id {given!r}; {how}")
     if len(found) > 1:
         raise CommandFailed(f"several {kind.word}s are called {given!r}; give the id of one: {', '.join(found)}")
     return found[0]

@@ -141,7 +141,7 @@ def _speed(asked: Asked, num: int, duration_s: float) -> float:
     if asked.rate is None:
         return asked.speed or 1.0
     if duration_s <= 0:
-        raise CommandFailed("all requests of the trace come at the same time: there is no rate to set")
+        raise CommandFailed("all requests of the trace come at the same time, so no rate can be set: leave out --rate, or take more --requests")
     return asked.rate * duration_s / num
 
 

@@ -106,7 +106,7 @@ def speed_at(load: float, facts: TraceFacts, engine: EngineSettings, num_replica
     Raises ValueError where that cannot be: all requests come at once.
     """
     if facts.duration_s <= 0:
-        raise ValueError("all requests of the trace come at the same time: there is no load to scale")
+        raise ValueError("all requests of the trace come at the same time, so no load can be set: take more of them")
     return load * num_replicas * facts.duration_s / replica_s(facts, engine)
 
 

@@ -112,14 +112,15 @@ def fleet(home: Path) -> Iterator[tuple[Target, list[Target]]]:
         yield gateway, [Target(url, "", DEMO_MODEL_NAME) for url in urls]
 
 
-async def _by_turns(texts: Sequence[TextRequest], workers: Sequence[Target], pace: Pace) -> list[Heard]:
+async def by_turns(texts: Sequence[TextRequest], workers: Sequence[Target], pace: Pace) -> list[Heard]:
+    """Round robin: each request to the engine after the one before it."""
     parts = [texts[number :: len(workers)] for number in range(len(workers))]
-    played = (play(part, worker, pace, _quietly) for part, worker in zip(parts, workers, strict=True))
+    played = (play(part, worker, pace, quietly) for part, worker in zip(parts, workers, strict=True))
     return [heard for part in await asyncio.gather(*played) for heard in part]
 
 
-def _quietly(*_: int) -> None:
-    """Runs are short; each one's line is the progress."""
+def quietly(*_: int) -> None:
+    """Runs are short: each one's line is the progress."""
 
 
 def run(system: str, rate: float, recording: Recording) -> Found:
@@ -129,9 +130,9 @@ def run(system: str, rate: float, recording: Recording) -> Found:
     texts = list(texts_of(recording, scale=SCALE))
     with tempfile.TemporaryDirectory(prefix="warmlane-real-") as home, fleet(Path(home)) as (gateway, workers):
         if system == OURS:
-            heard = asyncio.run(play(texts, gateway, pace, _quietly))
+            heard = asyncio.run(play(texts, gateway, pace, quietly))
         else:
-            heard = asyncio.run(_by_turns(texts, workers, pace))
+            heard = asyncio.run(by_turns(texts, workers, pace))
     told = replayed(heard, facts, {}, TTFT_S)["target"]
     ttft, itl = told["ttft_s"], told["itl_s"]
     return Found(system, rate, told["failed"], ttft["p50"], ttft["p95"], itl["p95"], told["hit_of_oracle"] or 0.0)

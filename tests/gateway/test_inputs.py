@@ -182,6 +182,7 @@ def test_form_and_dimensions_are_understood(fields, as_base64, dimensions):
         (Surface.DETOKENIZE, {"tokens": "a"}, "tokens"),
         (Surface.DETOKENIZE, {"tokens": [[1]]}, "tokens"),
         (Surface.DETOKENIZE, {"tokens": [-1]}, "tokens"),
+        (Surface.DETOKENIZE, {"tokens": [1] * 2_000_000}, "tokens"),
     ],
 )  # fmt: skip
 def test_every_other_fault_names_its_field(surface, fields, param):

@@ -272,6 +272,8 @@ async def test_tokenize_shows_a_chat_as_the_model_sees_it(client):
         ("/tokenize", {"prompt": "x", "chat_template": "x"}, "chat_template"),
         ("/detokenize", {"tokens": [512]}, "tokens"),
         ("/detokenize", {"tokens": [-1]}, "tokens"),
+        ("/detokenize", {"tokens": [1] * 10_000}, "tokens"),
+        ("/detokenize", {"tokens": [1] * 400_000}, "tokens"),
         ("/detokenize", {}, "tokens"),
     ],
 )
