@@ -76,11 +76,12 @@ def test_a_message_arrives_as_it_was_told(message):
 @settings(max_examples=300, deadline=None)
 @given(st.binary(max_size=200) | st.binary(max_size=120).map(lambda rest: bytes([VERSION]) + rest))
 def test_bytes_that_are_no_message_are_refused_and_nothing_else_happens(content):
-    """Whatever is on the channel, a gateway goes on."""
+    """Whatever is on the channel, a gateway goes on; what it takes for a message can be told on."""
     try:
-        decode(content)
+        found = decode(content)
     except (Malformed, UnknownVersion):
         return
+    assert decode(encode(found)) == found
 
 
 @settings(max_examples=150, deadline=None)
