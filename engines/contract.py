@@ -49,7 +49,8 @@ class Capabilities:
     """What an engine can do that the gateway acts on.
 
     `priority`: it reads urgent prompts first. `leaves_bulk_out`: it leaves resident bulk out of steps that would take
-    longer than people should wait, so nobody needs to count its bulk.
+    longer than people should wait, so nobody needs to count its bulk. `splits_prefill`: one such server can read a
+    prompt for another to answer.
     """
 
     cache_salt: bool = False
@@ -58,6 +59,7 @@ class Capabilities:
     forbids_unknown_fields: bool = False
     tokenize: bool = False
     leaves_bulk_out: bool = False
+    splits_prefill: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +76,8 @@ class Steering:
     """What the gateway, never the client, decides about one upstream attempt.
 
     `model`: the name the engine serves. `cache_salt`: the tenant's. `attempt_id`: fresh for every attempt. `surface`:
-    of those that generate no text (`adapters/surfaces.py`); empty: chat or completions.
+    of those that generate no text (`adapters/surfaces.py`); empty: chat or completions. `reads_only`: the prompt shall
+    be read for another server to answer; `transfer`: what one that did so has told, for the one that answers.
     """
 
     model: str
@@ -84,6 +87,8 @@ class Steering:
     is_streaming: bool
     traceparent: str | None = None
     surface: str = ""
+    reads_only: bool = False
+    transfer: bytes = b""
 
 
 class EngineAdapter(Protocol):

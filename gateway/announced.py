@@ -1,18 +1,21 @@
 """Replicas as they come to a gateway: announced by the supervisor, or of the configuration."""
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 import msgspec
 
 from engines.contract import EngineAdapter
 from gateway.settings import ReplicaSection
-from routing.replica import ReplicaSpec
+from routing.replica import ReplicaSpec, prefill_name
+
+_ANY_SEATS = 1 << 20
 
 
 class AnnouncedReplica(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A worker as the supervisor announces it. `kv_events`: see `kv_sources`. `tokenizer`: see `prompt_tokens`.
 
-    `tasks`: what its model does, where somebody says so; see `abilities`.
+    `tasks`: what its model does, where somebody says so; see `abilities`. `role`: which part of a request it does;
+    empty: all of it.
     """
 
     name: str
@@ -30,6 +33,7 @@ class AnnouncedReplica(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     kv_events: str = ""
     tokenizer: str = ""
     tasks: tuple[str, ...] = ()
+    role: Literal["", "prefill", "decode"] = ""
 
 
 class Announcement(msgspec.Struct, frozen=True):
@@ -43,13 +47,14 @@ class Announcement(msgspec.Struct, frozen=True):
 
 
 def spec_of(announced: AnnouncedReplica, adapter: EngineAdapter, surfaces: frozenset[str]) -> ReplicaSpec:
-    """The replica as routing knows it."""
+    """The replica as routing knows it. One that only reads queues by itself; the seats of others bound what comes."""
+    is_prefill = announced.role == "prefill"
     return ReplicaSpec(
         name=announced.name,
-        model=announced.model,
+        model=prefill_name(announced.model) if is_prefill else announced.model,
         engine=announced.engine,
         url=announced.url,
-        seats=announced.seats,
+        seats=_ANY_SEATS if is_prefill else announced.seats,
         labels=announced.labels,
         capabilities=adapter.capabilities,
         kv_tokens=announced.kv_tokens,
@@ -57,6 +62,8 @@ def spec_of(announced: AnnouncedReplica, adapter: EngineAdapter, surfaces: froze
         bulk_seats=announced.bulk_seats,
         is_cache_shared=announced.is_cache_shared,
         surfaces=surfaces,
+        prefills_for=announced.model if is_prefill else "",
+        is_decoder=announced.role == "decode",
     )
 
 
@@ -74,4 +81,5 @@ def of_section(section: ReplicaSection) -> AnnouncedReplica:
         is_cache_shared=section.shares_cache,
         kv_events=section.kv_events,
         tasks=section.tasks,
+        role="" if section.role == "whole" else section.role,
     )

@@ -30,7 +30,8 @@ def _no_headers() -> Headers:
 class ClientAnswer:
     """One answer. `silence` makes the comment for a silent stream; the stage the request is in sets it.
 
-    `late_headers` makes those headers that tell how things stand, when they are committed.
+    `late_headers` makes those headers that tell how things stand, when they are committed. `failure` makes the last
+    event of a stream that had content; None: as the language has it.
     """
 
     __slots__ = (
@@ -42,6 +43,7 @@ class ClientAnswer:
         "_request_id",
         "_sink",
         "_timer",
+        "failure",
         "has_content",
         "has_started",
         "late_headers",
@@ -69,6 +71,7 @@ class ClientAnswer:
         self.has_content = False
         self.silence: Callable[[], bytes] = language.silence
         self.late_headers: Callable[[], Headers] = _no_headers
+        self.failure: Callable[[Problem], bytes | None] | None = None
 
     def admit(self) -> None:
         """The request was admitted: a stream's headers are due within `COMMIT_AFTER_S`."""
@@ -114,7 +117,8 @@ class ClientAnswer:
         if not self.has_started:
             self.whole(problem.status, self._language.problem(problem, self._request_id), problem.headers())
             return
-        self._sink.write(self._language.failure(problem, self._request_id))
+        told = self.failure(problem) if self.failure is not None and self.has_content else None
+        self._sink.write(told or self._language.failure(problem, self._request_id))
         self._sink.end()
 
     def _tick(self) -> None:

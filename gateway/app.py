@@ -18,6 +18,7 @@ from engines.contract import Headers
 from gateway.admission import Dispatch
 from gateway.api.discovery import Discovery
 from gateway.api.own import Own
+from gateway.api.responses import Responses
 from gateway.api.unrouted import UNROUTED
 from gateway.asgi import InferenceRoute
 from gateway.attempts import caps_of
@@ -26,6 +27,7 @@ from gateway.body import Bodies
 from gateway.budget_watch import BudgetWatch
 from gateway.bulk_runs import BulkRuns
 from gateway.control import Control, gauges, statistics
+from gateway.conversations import Conversations
 from gateway.edge import Edge
 from gateway.fleet import Fleet
 from gateway.gossip import Gossip, Line
@@ -112,6 +114,9 @@ class Gateway:
             prefixes=PrefixDiagnosis(part_of_chat),
             recorder=recorder,
             journal=journal,
+            conversations=Conversations(
+                store, lambda: self.settings.responses, time.time, is_shared=settings.store.is_shared
+            ),
             peers=peers,
             gossip=Gossip(line, router, time.monotonic, peers) if line is not None and peers is not None else None,
             clock=time.monotonic,
@@ -229,6 +234,7 @@ class Gateway:
                 *(Route(surface.value, inference, methods=["POST"]) for surface in Surface),
                 *discovery.routes(),
                 *own.routes(),
+                *Responses(parts.directory, parts.conversations, parts.unix).routes(),
             ],
             exception_handlers=UNROUTED,
             lifespan=self._lifespan,
@@ -265,6 +271,7 @@ class Gateway:
 
     def _lifespan(self, _app: Starlette) -> contextlib.AbstractAsyncContextManager[None]:
         others: list[Keeper] = [self._key_uses.follow, partial(self._budgets.follow, self._moment)]
+        others.append(self.parts.conversations.follow)
         if self._recount is not None:
             others.append(self._recount.follow)
         return kept_up(self.parts, *others)

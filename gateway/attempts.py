@@ -8,6 +8,8 @@ import asyncio
 from dataclasses import replace
 from functools import partial
 
+from msgspec import structs
+
 from engines.contract import Fault, ReplicaError, Steering, UpstreamExchange
 from gateway import sse
 from gateway.admission import TurnHolder
@@ -17,6 +19,7 @@ from gateway.ledger_intent import intent_of
 from gateway.outcome import Outcome
 from gateway.owed import Owed
 from gateway.parts import Call, Parts
+from gateway.prefills import Prefills
 from gateway.relay import Preempted, Relay, Relayed
 from gateway.relays import relay_for
 from gateway.replica_connection import ReplicaConnection
@@ -43,6 +46,7 @@ class Attempts:
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
+        self._prefills = Prefills(parts)
         self.num_relaying = 0
 
     async def run(self, call: Call, query: RouteQuery) -> None:
@@ -121,6 +125,8 @@ class Attempts:
         story.attempts += 1
         story.decision = turn.decision
         story.queued_s = (story.queued_s or 0.0) + turn.queued_s
+        if turn.lease.replica.spec.is_decoder and story.request.inputs is None:
+            await self._prefill(call, turn)
         relay = relay_for(call, story.request, turn, parts.settings.timeouts, parts.clock())
         story.relayed, story.owed = relay.relayed, Owed.ALL
         story.sent_at = sent_at = parts.clock()
@@ -158,6 +164,23 @@ class Attempts:
         finally:
             self.num_relaying -= 1
 
+    async def _prefill(self, call: Call, turn: Turn) -> None:
+        """Have another replica read the prompt for this one, which reads it itself where nobody can."""
+        story = call.story
+        story.relayed, story.owed, turn.cost = None, Owed.NOTHING, 0.0
+        self.num_relaying += 1
+        try:
+            turn.prefilled = await self._prefills.read(call, turn)
+        except ReplicaError as error:
+            if error.fault is Fault.TIMEOUT and self._is_past(call.deadline):
+                raise deadline_passed() from None
+            story.lost_attempts += error.fault not in _UNCHARGED
+            raise
+        finally:
+            self.num_relaying -= 1
+        if turn.prefilled is not None:
+            story.decision = structs.replace(turn.decision, prefill=turn.prefilled.decision)
+
     def _note_endpoint(self, call: Call, turn: Turn, error: ReplicaError) -> None:
         """Learn of an endpoint that an engine has not. One that embeds and has no chat is not at fault for that."""
         story, fleet, chosen = call.story, self._parts.fleet, turn.decision.chosen
@@ -181,6 +204,7 @@ class Attempts:
             is_streaming=request.is_streaming,
             traceparent=call.traceparent,
             surface="" if request.inputs is None else request.inputs.surface,
+            transfer=b"" if turn.prefilled is None else turn.prefilled.transfer,
         )
         adapter = replica.adapter
         path = request.surface.value if request.inputs is None else adapter.paths.get(request.inputs.surface)
@@ -199,6 +223,8 @@ class Attempts:
         return self._parts.dispatch.cost(uncached, output)
 
     def _settle(self, turn: Turn, relayed: Relayed, sent_at: float, inputs: Inputs | None) -> None:
+        if turn.prefilled is not None and relayed.usage is not None:  # what came over counts as cached where it came to
+            relayed.usage = relayed.usage.with_cached(turn.prefilled.cached_tokens)
         usage, first = relayed.usage, relayed.first_content_at
         turn.cost = self._cost(turn, relayed)
         self._learn_steps(turn, relayed, generates=inputs is None)
@@ -214,7 +240,7 @@ class Attempts:
             turn.lease,
             now=self._parts.clock(),
             prompt_tokens=usage.prompt_tokens if usage else None,
-            cached_tokens=usage.cached_tokens if usage else None,
+            cached_tokens=usage.cached_tokens if usage and turn.prefilled is None else None,
             ttft_s=first - sent_at if first is not None and relayed.num_chunks else None,
         )
 

@@ -19,18 +19,33 @@ class _Details(msgspec.Struct):
     cached_tokens: _Count | None = None
 
 
+class _OutputDetails(msgspec.Struct):
+    reasoning_tokens: _Count | None = None
+
+
 class Usage(msgspec.Struct):
     """Tokens as the engine counted them. `cached_tokens` is None where the engine does not say."""
 
     prompt_tokens: _Count = 0
     completion_tokens: _Count = 0
     prompt_tokens_details: _Details | None = None
+    completion_tokens_details: _OutputDetails | None = None
 
     @property
     def cached_tokens(self) -> int | None:
         """Prompt tokens served from the engine's cache; absence of a report is not zero."""
         cached = self.prompt_tokens_details.cached_tokens if self.prompt_tokens_details else None
         return None if cached is None else min(cached, self.prompt_tokens)  # no engine found more than it was given
+
+    def with_cached(self, cached_tokens: int | None) -> "Usage":
+        """The same with so many cached tokens."""
+        details = None if cached_tokens is None else _Details(cached_tokens=cached_tokens)
+        return msgspec.structs.replace(self, prompt_tokens_details=details)
+
+    @property
+    def reasoning_tokens(self) -> int | None:
+        """Of the completion, those that were thought; None where the engine does not say."""
+        return self.completion_tokens_details.reasoning_tokens if self.completion_tokens_details else None
 
 
 class _Function(msgspec.Struct):

@@ -208,6 +208,7 @@ def statistics(parts: Parts, lifecycle: Lifecycle) -> dict[str, object]:
             "limit_takes": parts.quotas.meters.statistics()["takes"],
             "relaying": lifecycle.num_relaying,
             "intents": parts.journal.num_open,
+            "unwritten_responses": parts.conversations.num_pending,
             "upstream": parts.fleet.num_upstream(),
         },
         "ledger": _ledger(parts),
@@ -262,7 +263,8 @@ def _entry(replica: Replica) -> dict[str, object]:
     spec = replica.spec
     return {
         "name": spec.name,
-        "model": spec.model,
+        "model": spec.prefills_for or spec.model,
+        "role": "prefill" if spec.prefills_for else "decode" if spec.is_decoder else "whole",
         "engine": spec.engine,
         "url": spec.url,
         "state": replica.state.value,

@@ -3,8 +3,10 @@
 from gateway.anthropic_api.errors import ANTHROPIC
 from gateway.anthropic_api.paths import COUNT_TOKENS, MESSAGES
 from gateway.language import OPENAI, Language
+from gateway.responses_api.errors import RESPONSES_LANGUAGE
+from gateway.responses_api.paths import RESPONSES
 
-_LANGUAGES: dict[str, Language] = {MESSAGES: ANTHROPIC, COUNT_TOKENS: ANTHROPIC}
+_LANGUAGES: dict[str, Language] = {MESSAGES: ANTHROPIC, COUNT_TOKENS: ANTHROPIC, RESPONSES: RESPONSES_LANGUAGE}
 
 
 def language_of(path: str) -> Language:

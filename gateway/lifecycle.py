@@ -153,7 +153,12 @@ class Lifecycle:
     async def _read(self, call: Call, principal: Principal, lane: Lane) -> RouteQuery:
         """What is asked for; a large body is read beside the loop, which serves others meanwhile."""
         surface, body = _SURFACES[call.incoming.path], call.incoming.body
-        request = read(surface, body) if len(body) <= LARGE_BYTES else await asyncio.to_thread(read, surface, body)
+        num_bytes, earlier = len(body), None
+        if surface is Surface.RESPONSES:
+            earlier = await self._parts.conversations.earlier(body, principal.tenant.project_id)
+            num_bytes += earlier.num_bytes
+        is_large = num_bytes > LARGE_BYTES
+        request = await asyncio.to_thread(read, surface, body, earlier) if is_large else read(surface, body, earlier)
         call.story.request = request
         model = call.story.model = self._parts.models.resolve(request.model, principal.tenant)
         if model not in self._parts.fleet.models() and not self._is_expected(model):

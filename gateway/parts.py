@@ -9,6 +9,7 @@ from gateway.admission import Dispatch
 from gateway.answer import ClientAnswer
 from gateway.auth import Directory
 from gateway.bulk_runs import BulkRuns
+from gateway.conversations import Conversations
 from gateway.fleet import Fleet
 from gateway.gossip import Gossip
 from gateway.isolation import CacheIsolation
@@ -55,6 +56,7 @@ class Parts:
     prefixes: PrefixDiagnosis
     recorder: Recorder
     journal: Journal
+    conversations: Conversations
     clock: Callable[[], float]
     unix: Callable[[], float]
     peers: Peers | None = None

@@ -17,6 +17,9 @@ from gateway.errors import ClientError
 from gateway.fields import reader, top_level, typed
 from gateway.inputs import read_inputs
 from gateway.prompt import TokenId, chat_prompt, completion_prompt
+from gateway.responses_api.paths import RESPONSES
+from gateway.responses_api.request import read_responses
+from gateway.responses_api.state import Earlier
 from gateway.translation import Translate
 from gateway.wanted import Inputs
 from policies.lane import Lane
@@ -34,9 +37,10 @@ class Surface(Enum):
     DETOKENIZE = surfaces.DETOKENIZE
     MESSAGES = paths.MESSAGES
     COUNT_TOKENS = paths.COUNT_TOKENS
+    RESPONSES = RESPONSES
 
 
-GENERATING = (Surface.CHAT, Surface.COMPLETIONS, Surface.MESSAGES)
+GENERATING = (Surface.CHAT, Surface.COMPLETIONS, Surface.MESSAGES, Surface.RESPONSES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +122,11 @@ MAX_HINT_BYTES = 1024  # chosen: ids are shorter
 MAX_MODEL_CHARS = 256  # chosen: twice the longest name that can be configured
 
 
-def read(surface: Surface, body: bytes) -> InferenceRequest:
-    """The request in `body`. Raises `ClientError` (400) naming the field that is wrong."""
+def read(surface: Surface, body: bytes, earlier: Earlier | None = None) -> InferenceRequest:
+    """The request in `body`. Raises `ClientError` (400) naming the field that is wrong.
+
+    `earlier`: what was found of the responses that it names, of one that may name some.
+    """
     fields = top_level(body)
     model = typed(fields, "model", _string)
     if not model:
@@ -131,6 +138,9 @@ def read(surface: Surface, body: bytes) -> InferenceRequest:
     tier_lane, translate = _tier_lane(fields), None
     if surface is Surface.MESSAGES:
         fields, translate = read_messages(fields)
+        surface = Surface.CHAT
+    elif surface is Surface.RESPONSES:
+        fields, translate = read_responses(fields, earlier or Earlier())
         surface = Surface.CHAT
     _check_numbers(fields)
     _check_stop(fields)

@@ -3,6 +3,7 @@
 What is not written here does not exist: an unknown section or key is refused, so that no setting is silently ignored.
 """
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -72,6 +73,18 @@ class LedgerSection(Section):
     rollups_days: Annotated[int, Field(ge=1, le=3650)] = 400
 
 
+class ResponsesSection(Section):
+    """What is kept of `/v1/responses`, so that a conversation can be gone on with by an id; in the store.
+
+    `keep_hours`: how long; 0: nothing is kept. Of each project the oldest go above `max_per_project` responses or
+    `max_mb_per_project`: each holds its whole conversation.
+    """
+
+    keep_hours: Annotated[float, Field(ge=0, le=8760)] = 72
+    max_per_project: Annotated[int, Field(ge=1, le=1_000_000)] = 10_000
+    max_mb_per_project: Annotated[float, Field(gt=0, le=65_536)] = 64
+
+
 class TelemetrySection(Section):
     """`log_level`: of the JSON log on stderr."""
 
@@ -137,7 +150,8 @@ class ReplicaSection(Section):
     where it publishes them) or `tcp://host:port`, with `,tcp://host:port` behind it for its replay socket; empty: our
     own workers are asked, others not. `tasks`: what its model does, `generate`, `embed` (texts) or `score` (pairs, so
     that it ranks); none given: our own workers tell, a hosted provider is taken to generate and embed, others anything
-    until they show that they cannot.
+    until they show that they cannot. `role`: of a pair of vLLM servers with a KV connector, `prefill` reads prompts and
+    `decode` writes the answers; a model is served by such pairs or by whole replicas.
     """
 
     name: Name
@@ -152,9 +166,12 @@ class ReplicaSection(Section):
     shared_cache: Literal["refuse", "accept"] = "refuse"
     kv_events: KvEvents = ""
     tasks: tuple[Literal["generate", "embed", "score"], ...] = ()
+    role: Literal["whole", "prefill", "decode"] = "whole"
 
     @model_validator(mode="after")
     def _the_engine_knows_it(self) -> Self:
+        if self.role != "whole" and not adapter_for(self.engine).capabilities.splits_prefill:
+            raise ValueError(f"engine {self.engine!r} cannot read prompts for others: role needs engine 'vllm'")
         if adapter_for(self.engine, has_priority=self.priority).capabilities.cache_salt and self.shares_cache:
             raise ValueError(f"engine {self.engine!r} separates tenants by a salt: there is no shared_cache to accept")
         return self
@@ -200,6 +217,7 @@ class ConfigFile(Section):
     gateway: GatewaySection = GatewaySection()
     store: StoreSection = StoreSection()
     ledger: LedgerSection = LedgerSection()
+    responses: ResponsesSection = ResponsesSection()
     admin: AdminSection = AdminSection()
     alerts: AlertsSection = AlertsSection()
     telemetry: TelemetrySection = TelemetrySection()
@@ -216,7 +234,23 @@ class ConfigFile(Section):
         _refuse_repeats("models", [name for model in self.models for name in (model.name, *model.aliases)])
         served = {replica.model for replica in self.replicas} | {worker.model for worker in self.workers}
         _refuse_repeats("served models and aliases", [*served, *(a for model in self.models for a in model.aliases)])
+        _refuse_half_pairs(self.replicas, self.workers)
         return self
+
+
+def _refuse_half_pairs(replicas: Iterable[ReplicaSection], workers: Iterable[WorkerSection]) -> None:
+    """A model is served by pairs or by whole replicas. Raises `ValueError`."""
+    roles: dict[str, set[str]] = {}
+    for model, role in [(one.model, one.role) for one in replicas] + [(one.model, "whole") for one in workers]:
+        roles.setdefault(model, set()).add(role)
+    for model, found in roles.items():
+        if found in ({"prefill"}, {"decode"}):
+            missing = ({"prefill", "decode"} - found).pop()
+            raise ValueError(f"model {model!r} has replicas with role {found.pop()!r} and none with {missing!r}")
+        if "whole" in found and len(found) > 1:
+            raise ValueError(
+                f"model {model!r} has whole replicas beside such with a role: give all of them one, or none"
+            )
 
 
 class Settings(ConfigFile, BaseSettings):

@@ -51,6 +51,7 @@ class TranslatedStream(StreamRelay):
         )
         self._translation = translation
         self._event = translation.chunk
+        answer.failure = translation.failure
 
     def _ending(self) -> list[bytes]:
         return [self._translation.end(self.relayed.usage)]

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Protocol
 
 from gateway.chunks import Usage
+from gateway.errors import Problem
 from gateway.vector_answers import AnswerHead
 
 
@@ -24,6 +25,10 @@ class Translation(Protocol):
 
     def end(self, usage: Usage | None) -> bytes:
         """The last events of a stream that is complete. `usage`: as the engine reported it, None if it did not."""
+        ...
+
+    def failure(self, problem: Problem) -> bytes | None:
+        """The last event of a stream that had content and broke off; None: as the client's language has it."""
         ...
 
 

@@ -32,13 +32,26 @@ class Absent:
     reason: NoReplica
 
 
+@dataclass(frozen=True, slots=True)
+class Prefilled:
+    """A prompt that was read. `decision`: where and why. `transfer`: the engine's own JSON, for the one that answers.
+
+    `cached_tokens`: of the prompt, that need not be read; None where the engine does not say.
+    """
+
+    decision: RouteDecision
+    transfer: bytes
+    cached_tokens: int | None
+
+
 class Turn:
     """The right to one attempt: a decision, its seat, the tenant's part of its caps. Ended exactly once, by its queue.
 
-    `cost`: what the request has cost so far in weighted tokens, kept up to date by who runs it.
+    `cost`: what the request has cost so far in weighted tokens, kept up to date by who runs it. `prefilled`: its
+    prompt, where another replica has read it.
     """
 
-    __slots__ = ("cost", "decision", "hold", "is_over", "lease", "picked", "units")
+    __slots__ = ("cost", "decision", "hold", "is_over", "lease", "picked", "prefilled", "units")
 
     def __init__(
         self, picked: Picked, decision: RouteDecision, lease: Lease, hold: Hold, units: tuple[str, ...]
@@ -49,6 +62,7 @@ class Turn:
         self.hold = hold
         self.units = units
         self.cost = 0.0
+        self.prefilled: Prefilled | None = None
         self.is_over = False
 
     @property

@@ -15,7 +15,7 @@ from policies.itl_correction import CorrectionSettings, ItlCorrection, SeenGaps
 
 
 class StepTime(Protocol):
-    """What a step is believed to take (`engines.step_cost.StepCost`, which this package does not import)."""
+    """What a step is believed to take (`engines.step_cost.StepCost`, not imported). Whoever learns makes another."""
 
     def seconds(self, rows: float, prefill_tokens: float) -> float:
         """Modelled duration of a step with so many decoding rows and prefill tokens."""
@@ -105,6 +105,8 @@ class BulkController:
         self._urgent = 0  # rows at the last look
         self._looked_at = -inf
         self._credit = 1.0  # gaps that may still be spoilt; below 1 no bulk prompt starts beside urgent rows
+        self._learned: tuple[StepTime | None, float] = (None, 0.0)  # cost and room that `_beside` was found with
+        self._beside: dict[tuple[int, int], int] = {}  # by urgent rows and seats; at most as many as there are seats
 
     def __repr__(self) -> str:
         return f"<BulkController {self.correction!r} spoilable={self._credit:.2f}>"
@@ -171,7 +173,19 @@ class BulkController:
         return min(load.seats, max(1, int(load.seats * away_s / self.settings.all_open_s)))
 
     def _bulk_beside(self, load: ReplicaLoad, cost: StepTime) -> int:
-        """The most bulk rows that keep the step of these urgent ones within the objective, corrected."""
+        """The most bulk rows that keep the step of these urgent ones within the objective, corrected.
+
+        Looked for once for each number of rows until another cost or room is learned: this runs at every event.
+        """
+        learned = (cost, self.correction.room)
+        if learned[0] is not self._learned[0] or learned[1] != self._learned[1] or len(self._beside) > load.seats:
+            self._learned, self._beside = learned, {}
+        found = self._beside.get((load.urgent, load.seats))
+        if found is None:
+            found = self._beside[load.urgent, load.seats] = self._find_beside(load, cost)
+        return found
+
+    def _find_beside(self, load: ReplicaLoad, cost: StepTime) -> int:
         rows = max(1, load.urgent)
         alone_s = cost.seconds(rows, 0)
         limit_s = alone_s + self.correction.room * max(0.0, self.objective_s(rows, cost) - alone_s)

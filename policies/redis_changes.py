@@ -173,6 +173,11 @@ class Changes:
         for key in keys:
             commands += self._drop(await reader.digests_of(key.id)) + self._remove(key, project.id)
             commands.append(("HDEL", self._names.key_uses, key.id))
+        kept = await reader.responses_of(project.id)
+        names = [self._names.response(project.id, one) for one in kept]
+        commands.append(
+            ("UNLINK", *names, self._names.responses_of(project.id), self._names.response_sizes(project.id))
+        )
         for key in usable:
             gone = Change("key.deleted", key.id, project.organization_id, project.id, before=facts(key))
             commands += self._audit.entry(gone, by, now)

@@ -51,6 +51,18 @@ class Names:
         """There while an alert is being told, or was."""
         return f"{self._root}alert:{alert_id}"
 
+    def response(self, project_id: str, response_id: str) -> str:
+        """What is kept of one answer; ends by itself."""
+        return f"{self._root}response:{project_id}:{response_id}"
+
+    def responses_of(self, project_id: str) -> str:
+        """Sorted set: the ids of what is kept of a project, the oldest first."""
+        return f"{self._root}responses:of:{project_id}"
+
+    def response_sizes(self, project_id: str) -> str:
+        """Hash: id -> bytes; of the empty id -> all of the project's."""
+        return f"{self._root}responses:sizes:{project_id}"
+
     def items(self, kind: type) -> str:
         """Hash: id -> the item."""
         return self._root + ROOTS[kind]

@@ -5,12 +5,13 @@ Redis takes its place, every call says so instead of answering that nobody exist
 """
 
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Any, Self, TypeVar
 
 from policies.audit import SYSTEM, AuditEntry, AuditKeep, AuditWanted, Author, Change
+from policies.kept_responses import KeptBound, KeptResponse
 from policies.keys import Secret
 from policies.redis_audit import AuditStream
 from policies.redis_changes import Changes
@@ -18,6 +19,7 @@ from policies.redis_install import install, together
 from policies.redis_link import RedisLink
 from policies.redis_notes import Notes
 from policies.redis_nudges import nudges
+from policies.redis_responses import Responses
 from policies.redis_rows import Names, T, decode, decode_digest
 from policies.redis_transactions import Transactions, Work
 from policies.store import (
@@ -53,6 +55,7 @@ class RedisStore:
         self._transactions = Transactions(link, names, secret)
         self._audit = audit
         self._notes = Notes(link, names)
+        self._responses = Responses(link, names)
         self._changes = Changes(names, audit)
         self._is_closed = False
 
@@ -171,6 +174,24 @@ class RedisStore:
         """The alert was told."""
         self._refuse_if_closed()
         await self._notes.settle(alert_id, until - self._clock())
+
+    async def keep_responses(self, responses: Sequence[KeptResponse], bound: KeptBound) -> None:
+        """Keep these; the oldest of a project go."""
+        self._refuse_if_closed()
+        await self._responses.keep(responses, bound, self._clock())
+
+    async def kept_response(self, project_id: str, response_id: str) -> bytes | None:
+        """Its content, None if there is none."""
+        self._refuse_if_closed()
+        return await self._responses.content(project_id, response_id, self._clock())
+
+    async def drop_response(self, project_id: str, response_id: str) -> bool:
+        """Whether there was one."""
+        self._refuse_if_closed()
+        return await self._responses.drop(project_id, response_id, self._clock())
+
+    async def expire_responses(self) -> None:
+        """Nothing: in Redis each ends by itself."""
 
     async def note_change(self, change: Change, *, by: Author) -> None:
         """One entry of the audit log for a change elsewhere."""

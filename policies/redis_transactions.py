@@ -52,6 +52,10 @@ class Reader:
         rows = await self._pipe.hmget(self._names.digests, digests) if digests else []
         return [decode_digest(digest, row) for digest, row in zip(digests, rows, strict=True) if row is not None]
 
+    async def responses_of(self, project_id: str) -> list[str]:
+        """The ids of what is kept of a project's answers."""
+        return [one.decode() for one in await self._pipe.zrange(self._names.responses_of(project_id), 0, -1)]
+
     async def next_position(self) -> int:
         """The place of a new item in the order of creation."""
         return int(await self._pipe.hget(self._names.meta, "position") or 0) + 1

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from policies.keys import new_server_secret
 from policies.sqlite_opening import Schema, open_sqlite
+from policies.sqlite_responses import RESPONSES_SCHEMA, RESPONSES_TRIGGERS
 
 APPLICATION_ID = 0x776C616E  # "wlan" in ASCII; tells our files from other applications'
 
@@ -103,7 +104,13 @@ def _add_audit(connection: sqlite3.Connection) -> None:
     _run(connection, _VERSION_2)
 
 
-_MIGRATIONS = (_create, _add_audit)
+def _add_responses(connection: sqlite3.Connection) -> None:
+    _run(connection, RESPONSES_SCHEMA)
+    for trigger in RESPONSES_TRIGGERS:
+        connection.execute(trigger)
+
+
+_MIGRATIONS = (_create, _add_audit, _add_responses)
 VERSION = len(_MIGRATIONS)
 _SCHEMA = Schema("store", APPLICATION_ID, _MIGRATIONS, has_foreign_keys=True, is_checked=True)
 

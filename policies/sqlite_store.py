@@ -6,11 +6,12 @@ While it is deleted, or cannot be written, every call raises `StoreLost`.
 
 import sqlite3
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Sequence
 from pathlib import Path
 from typing import Self, TypeVar
 
 from policies.audit import SYSTEM, AuditEntry, AuditKeep, AuditWanted, Author, Change
+from policies.kept_responses import KeptBound, KeptResponse
 from policies.keys import Secret
 from policies.sqlite_audit import AuditTable
 from policies.sqlite_file import WatchedFile
@@ -132,6 +133,22 @@ class SqliteStore:
     async def settle_alert(self, alert_id: str, until: float) -> None:
         """The alert was told."""
         await self._in_thread(lambda: self._tables.settle_alert(alert_id, until))
+
+    async def keep_responses(self, responses: Sequence[KeptResponse], bound: KeptBound) -> None:
+        """Keep these; the oldest of a project go."""
+        await self._in_thread(lambda: self._tables.responses.keep(responses, bound))
+
+    async def kept_response(self, project_id: str, response_id: str) -> bytes | None:
+        """Its content, None if there is none."""
+        return await self._in_thread(lambda: self._tables.responses.content(project_id, response_id))
+
+    async def drop_response(self, project_id: str, response_id: str) -> bool:
+        """Whether there was one."""
+        return await self._in_thread(lambda: self._tables.responses.drop(project_id, response_id))
+
+    async def expire_responses(self) -> None:
+        """Drop all whose time is over."""
+        await self._in_thread(lambda: self._tables.responses.expire())  # noqa: PLW0108  # the tables of then
 
     async def note_change(self, change: Change, *, by: Author) -> None:
         """One entry of the audit log for a change elsewhere."""

@@ -10,6 +10,7 @@ import msgspec
 from policies.audit import SYSTEM, Author, Change, facts, limits_change, with_field
 from policies.keys import Secret, new_id, new_secret
 from policies.sqlite_audit import AuditTable
+from policies.sqlite_responses import ResponseTable
 from policies.sqlite_rows import COLUMNS, ITEMS, TABLES
 from policies.store import (
     MAX_PAGE,
@@ -53,6 +54,7 @@ class Tables:
         self._connection = connection
         self._clock = clock
         self._audit = audit
+        self.responses = ResponseTable(connection, clock, self._transaction)
 
     def close(self) -> None:
         """Close the database."""

@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Generic, Protocol, TypeVar
 
 from policies.audit import SYSTEM, AuditEntry, AuditWanted, Author, Change
+from policies.kept_responses import KeptResponses
 from policies.keys import Secret
 from policies.lane import Lane
 from policies.tenant import Role
@@ -157,7 +158,7 @@ class Snapshot:
     digests: tuple[KeyDigest, ...]
 
 
-class Store(Protocol):
+class Store(KeptResponses, Protocol):
     """Every change raises `revision` and is written to the audit log, as `by`, in the same transaction.
 
     Any method may raise `StoreError`.

@@ -76,8 +76,11 @@ class Actual(Struct, frozen=True):
     outcome: str | None = None
 
 
-class Receipt(Struct, frozen=True):
-    """A decision as the admin plane shows it (contract: a receipt); encode with `msgspec.json`."""
+class Receipt(Struct, frozen=True, omit_defaults=True):
+    """A decision as the admin plane shows it (contract: a receipt); encode with `msgspec.json`.
+
+    `prefill`: the same of the replica that read the prompt for the chosen one; left out where that read it itself.
+    """
 
     request_id: str
     chosen: str
@@ -85,6 +88,7 @@ class Receipt(Struct, frozen=True):
     candidates: list[CandidateReceipt]
     predicted: Predicted
     actual: Actual | None
+    prefill: "Receipt | None" = None
 
 
 class RouteDecision(Struct, frozen=True, gc=False):
@@ -97,7 +101,8 @@ class RouteDecision(Struct, frozen=True, gc=False):
     `filtered`: the others. `passed`: the replica that would have been next by the rule, if it was left.
     `prompt_tokens`: counted where the prompt's tokens are known, else estimated by the learned ratio. `hit_tokens`:
     fused, at the chosen replica. `exact_tokens`: as its engine told, None where it tells nothing. `uncached_tokens`:
-    `prompt_tokens - hit_tokens`. `ttft_s`: predicted, from dispatch to the first token.
+    `prompt_tokens - hit_tokens`. `ttft_s`: predicted, from dispatch to the first token. `prefill`: of the replica that
+    read the prompt for the chosen one, if one did.
     """
 
     model: str
@@ -114,6 +119,7 @@ class RouteDecision(Struct, frozen=True, gc=False):
     shadow_tokens: int
     ttft_s: float
     exact_tokens: int | None = None
+    prefill: "RouteDecision | None" = None
 
     @property
     def uncached_tokens(self) -> int:
@@ -157,7 +163,8 @@ class RouteDecision(Struct, frozen=True, gc=False):
         scored = [_scored(candidate) for candidate in self.candidates]
         filtered = [CandidateReceipt(name, None, None, None, reason.value) for name, reason in self.filtered]
         predicted = Predicted(round(self.ttft_s * 1000, 3), self.hit_tokens)
-        return Receipt(request_id, self.chosen, self.reason, scored + filtered, predicted, actual)
+        prefill = None if self.prefill is None else self.prefill.receipt(request_id)
+        return Receipt(request_id, self.chosen, self.reason, scored + filtered, predicted, actual, prefill)
 
 
 class Absence(Enum):

@@ -66,8 +66,8 @@ class ReplicaPool:
         return self._by_model.get(model, ())
 
     def models(self) -> tuple[str, ...]:
-        """The models that have at least one replica."""
-        return tuple(self._by_model)
+        """The models that somebody answers for."""
+        return tuple(model for model, replicas in self._by_model.items() if not replicas[0].spec.prefills_for)
 
     def upsert(self, spec: ReplicaSpec, now: float) -> Replica:
         """Learn of a replica, or of it again. A new one is joining.

@@ -37,6 +37,11 @@ MOVES: dict[ReplicaState, frozenset[ReplicaState]] = {
 }
 
 
+def prefill_name(model: str) -> str:
+    """Under which the replicas that only read a model's prompts are known; no model can be called so."""
+    return f"{model} (prefill)"
+
+
 @dataclass(frozen=True, slots=True)
 class ReplicaSpec:
     """What configuration or discovery says of a replica; `name` is its identity.
@@ -45,7 +50,9 @@ class ReplicaSpec:
     engines that leave bulk out of their steps; None: bulk shares `seats`. `kv_tokens`: tokens its KV cache holds, if
     known. `generation`: differs after each restart of its process (any number; only a change means something).
     `is_cache_shared`: the operator accepts that tenants share its prefix cache, where the engine cannot separate them.
-    `surfaces`: those it serves, None where that is not known.
+    `surfaces`: those it serves, None where that is not known. `prefills_for`: the model whose prompts it reads for
+    others to answer, empty for one that answers; its `model` is then another name (`prefill_name`), under which such
+    replicas are a pool of their own. `is_decoder`: it goes on with what those have read.
     """
 
     name: str
@@ -60,6 +67,8 @@ class ReplicaSpec:
     bulk_seats: int | None = None
     is_cache_shared: bool = False
     surfaces: AbstractSet[str] | None = None
+    prefills_for: str = ""
+    is_decoder: bool = False
 
     def serves(self, surface: str) -> bool:
         """Whether a request that needs this surface may be sent there; empty: any may."""

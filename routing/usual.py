@@ -6,6 +6,7 @@ from routing.replica import ROW_TOKENS
 from routing.scorers import Row
 
 _SHARE = 0.02  # of one observation: about the last 50 requests count; chosen
+WAITING = 1.25  # those who wait now count so much: with 1 a busy fleet of little KV gave up 1% more hits; measured
 
 
 class Usual:
@@ -42,4 +43,4 @@ class Usual:
         if not self.ms_per_token:
             return rows[0][8]
         unread_tokens = sum([row[6] for row in rows]) / len(rows)
-        return (1.0 + unread_tokens / self.reading_tokens) * self.ms_per_token
+        return (1.0 + WAITING * unread_tokens / self.reading_tokens) * self.ms_per_token

@@ -8,6 +8,7 @@ from engines.adapters.surfaces import VLLM_PATHS
 from engines.contract import Capabilities, Headers, LoadReport, Steering
 
 _NAMES = vllm_names(b"vllm:")
+_FOR_ANOTHER = Raw(b'{"do_remote_decode":true,"do_remote_prefill":false}')
 
 
 class VllmAdapter(PlainAdapter):
@@ -23,13 +24,20 @@ class VllmAdapter(PlainAdapter):
     paths = VLLM_PATHS
 
     def __init__(self, *, has_priority_scheduling: bool = False) -> None:
-        self.capabilities = Capabilities(cache_salt=True, priority=has_priority_scheduling, tokenize=True)
+        self.capabilities = Capabilities(
+            cache_salt=True, priority=has_priority_scheduling, tokenize=True, splits_prefill=True
+        )
 
     def own_fields(self, steering: Steering) -> dict[str, Raw]:
-        """The tenant's salt; the lane's rank as priority where the server knows priorities."""
+        """The tenant's salt; the lane's rank as priority where the server knows priorities; where KV goes or lies."""
+        fields = raw_fields(cache_salt=steering.cache_salt)
         if self.capabilities.priority:
-            return raw_fields(cache_salt=steering.cache_salt, priority=steering.lane.rank)
-        return raw_fields(cache_salt=steering.cache_salt)
+            fields |= raw_fields(priority=steering.lane.rank)
+        if steering.reads_only:
+            fields |= raw_fields(max_tokens=1) | {"kv_transfer_params": _FOR_ANOTHER}
+        elif steering.transfer:
+            fields["kv_transfer_params"] = Raw(steering.transfer)
+        return fields
 
     def own_headers(self, steering: Steering) -> Headers:
         """Attempt id (it wins over any id in the body) and trace."""

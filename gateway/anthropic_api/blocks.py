@@ -10,9 +10,9 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Raw, Struct
 
-from gateway.anthropic_api.reading import check_object, wrong
 from gateway.fields import is_longer, reader
 from gateway.prompt import MAX_PARTS
+from gateway.reading import check_object, wrong
 
 _MEDIA = re.compile(r"image/[a-z0-9.+-]{1,64}")
 

@@ -9,12 +9,12 @@ from typing import Literal
 from msgspec import Raw, Struct
 
 from gateway.anthropic_api.blocks import Chat, Message, Text, chat_messages, check_nested_counts, encode, joined
-from gateway.anthropic_api.reading import check_object, read, wrong
 from gateway.anthropic_api.tools import tool_fields
 from gateway.anthropic_api.translation import MessageTranslation
 from gateway.errors import ClientError
 from gateway.fields import LARGE_BYTES, reader
 from gateway.prompt import MAX_MESSAGES, check_counts
+from gateway.reading import check_object, read, wrong
 from gateway.translation import Translate
 
 Fields = dict[str, Raw]

@@ -6,8 +6,8 @@ from typing import Literal
 from msgspec import UNSET, Raw, Struct, UnsetType
 
 from gateway.anthropic_api.blocks import Chat, encode
-from gateway.anthropic_api.reading import check_object, read, wrong
 from gateway.fields import is_longer, reader
+from gateway.reading import check_object, read, wrong
 
 MAX_TOOLS = 4096  # chosen: far above what a prompt can hold
 

@@ -6,6 +6,7 @@ from engines.contract import Fault, ReplicaError
 from gateway.anthropic_api.events import MessageEvents
 from gateway.anthropic_api.message import message_of
 from gateway.chunks import Usage
+from gateway.errors import Problem
 from gateway.vector_answers import AnswerHead
 
 
@@ -35,6 +36,9 @@ class MessageTranslation:
     def end(self, usage: Usage | None) -> bytes:
         """`message_delta` and `message_stop`."""
         return self._events.end(usage)
+
+    def failure(self, problem: Problem) -> None:
+        """As everywhere in Anthropic's language."""
 
 
 def _unreadable(error: Exception) -> ReplicaError:

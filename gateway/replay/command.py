@@ -141,7 +141,8 @@ def _speed(asked: Asked, num: int, duration_s: float) -> float:
     if asked.rate is None:
         return asked.speed or 1.0
     if duration_s <= 0:
-        raise CommandFailed("all requests of the trace come at the same time, so no rate can be set: leave out --rate, or take more --requests")
+        how = "leave out --rate, or take more --requests"
+        raise CommandFailed(f"all requests of the trace come at the same time, so no rate can be set: {how}")
     return asked.rate * duration_s / num
 
 

@@ -92,7 +92,7 @@ def plan(
 ) -> Plan:  # fmt: skip
     """Search all kinds, the order as given. Raises ValueError for a trace whose requests all come at once."""
     if recording.facts().duration_s <= 0:
-        raise ValueError("all requests of the trace come at the same time, so no load can be planned for: take more of them")
+        raise ValueError("all requests of the trace come at the same time, so there is no load to plan for: take more")
     candidates, unfit = list[Candidate](), list[tuple[str, str]]()
     for kind in kinds:
         search = _Search(recording, kind, objective, settings, on_progress)

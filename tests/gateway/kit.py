@@ -48,6 +48,11 @@ def message(text="Hello", **fields):
     return {"model": MODEL, "max_tokens": 16, "messages": [{"role": "user", "content": text}], **fields}
 
 
+def respond(text="Hello", **fields):
+    """A body of OpenAI's /v1/responses."""
+    return {"model": MODEL, "input": text, **fields}
+
+
 class Engines:
     """Several scripted engines with one script: the next request gets the next reply, whichever engine it reaches."""
 

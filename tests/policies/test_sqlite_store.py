@@ -123,7 +123,7 @@ async def test_a_store_of_the_first_version_is_brought_up_to_date(path, store, p
     key, secret = await store.create_key(NewKey(project.id, "old"))
     await store.close()
     with sqlite3.connect(path) as connection:
-        for table in ("audit", "key_uses", "alerts"):
+        for table in ("audit", "key_uses", "alerts", "responses", "response_totals"):
             connection.execute(f"DROP TABLE {table}")
         connection.execute("PRAGMA user_version = 1")
     connection.close()

@@ -4,7 +4,7 @@ import pytest
 
 from routing.replica import ROW_TOKENS
 from routing.scorers import Row
-from routing.usual import Usual
+from routing.usual import WAITING, Usual
 
 
 def rows_of(*outstanding, ms=0.3) -> list[Row]:
@@ -28,7 +28,7 @@ def test_each_request_that_waits_at_a_replica_on_average_is_delayed_too():
     """As many as what is given and not read is usual prompts."""
     usual = Usual()
     usual.observe(1000, 0.5)
-    assert usual.others_ms(rows_of(8000, 0)) == pytest.approx(0.5 * (1 + 4))
+    assert usual.others_ms(rows_of(8000, 0)) == pytest.approx(0.5 * (1 + WAITING * 4))
 
 
 def test_what_is_usual_follows_what_is_seen_and_an_outlier_moves_it_little():
@@ -48,5 +48,5 @@ def test_prompts_that_were_wholly_cached_do_not_make_waiting_dear_without_bound(
     """One without a token to read still weighs on its replica like any request."""
     usual = Usual()
     usual.observe(0, 0.5)
-    assert usual.others_ms(rows_of(2 * ROW_TOKENS)) == pytest.approx(0.5 * (1 + 2))
+    assert usual.others_ms(rows_of(2 * ROW_TOKENS)) == pytest.approx(0.5 * (1 + WAITING * 2))
     assert "256 tokens" in repr(usual)

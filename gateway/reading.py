@@ -1,4 +1,4 @@
-"""Reads one field of Anthropic's request by its type; what is wrong is named by its whole path. Pure."""
+"""Reads one field of a request in another language by its type; what is wrong is named by its whole path. Pure."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -18,16 +18,19 @@ def read(fields: Mapping[str, Raw], name: str, decode: Callable[[Raw], Any]) -> 
     Raises `ClientError` that names what is wrong, as `messages[2].content[0].type`.
     """
     value = fields.get(name)
-    if value is None or bytes(value) == b"null":
-        return None
+    return None if value is None or bytes(value) == b"null" else read_at(name, value, decode)
+
+
+def read_at(path: str, value: Raw, decode: Callable[[Raw], Any]) -> Any:
+    """The value at a path. Raises as `read`."""
     try:
         return decode(value)
     except RecursionError:
-        raise wrong(name, "it is nested too deeply") from None
+        raise wrong(path, "it is nested too deeply") from None
     except msgspec.MsgspecError as error:
         found = _AT.fullmatch(str(error))
         assert found is not None, "it matches anything"
-        raise wrong(name + (found.group(2) or ""), found.group(1).replace("`", "")) from None
+        raise wrong(path + (found.group(2) or ""), found.group(1).replace("`", "")) from None
 
 
 def wrong(path: str, why: str) -> ClientError:

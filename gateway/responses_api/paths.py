@@ -1,0 +1,3 @@
+"""Where OpenAI's responses lie."""
+
+RESPONSES = "/v1/responses"
