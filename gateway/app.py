@@ -86,20 +86,28 @@ class Gateway:
         self.settings = settings
         self._is_draining = False
         self._bodies = Bodies(self._max_body_bytes())
-        router, isolation, exact = _routing(settings, claims or MemoryCacheClaims())
+        self._ledger = None if books is None else books.ledger
+        self.metrics = Metrics(self._model_names, gauges(lambda: self.parts))
+        self._key_uses = KeyUses(store)
+        journal: Journal = NoJournal() if books is None else books.journal
+        self.parts = self._made_parts(store, peers, claims or MemoryCacheClaims(), journal, line)
+        self._budgets = self._budget_watch(store)
+        self._recount = self._made_recount()
+        self.lifecycle = Lifecycle(self.parts)
+        self.control = Control(self.parts, self.lifecycle, self.metrics, self.apply).app()
+
+    def _made_parts(
+        self, store: Store, peers: Peers | None, claims: CacheClaims, journal: Journal, line: Line | None
+    ) -> Parts:
+        settings = self.settings
+        router, isolation, exact = _routing(settings, claims)
         fleet = Fleet(settings, router.pool, time.monotonic, self._on_fleet_change)
         dispatch = Dispatch(router, settings.lanes, time.monotonic, holdings=peers, kv_used_ratio=fleet.kv_used_ratio)
         seats = self._seat_control(router.pool)
-        models = ModelTable(settings.models, fleet.models, fleet.surfaces)
-        journal: Journal = NoJournal() if books is None else books.journal
-        self._ledger = None if books is None else books.ledger
-        self.metrics = Metrics(models.names, gauges(lambda: self.parts))
-        self._key_uses = KeyUses(store)
-        recorder = Recorder(self.metrics, journal=journal, on_key_used=self._key_uses.note)
-        self.parts = Parts(
+        return Parts(
             settings=settings,
             directory=Directory(store, self._on_directory_change, self._forget),
-            models=models,
+            models=ModelTable(settings.models, fleet.models, fleet.surfaces),
             quotas=Quotas() if peers is None else Quotas(peers.meters, holdings=peers),
             router=router,
             dispatch=dispatch,
@@ -112,7 +120,7 @@ class Gateway:
             seats=seats,
             bulk_runs=BulkRuns(seats, time.monotonic),
             prefixes=PrefixDiagnosis(part_of_chat),
-            recorder=recorder,
+            recorder=Recorder(self.metrics, journal=journal, on_key_used=self._key_uses.note),
             journal=journal,
             conversations=Conversations(
                 store, lambda: self.settings.responses, time.time, is_shared=settings.store.is_shared
@@ -122,10 +130,9 @@ class Gateway:
             clock=time.monotonic,
             unix=time.time,
         )
-        self._budgets = self._budget_watch(store)
-        self._recount = self._made_recount()
-        self.lifecycle = Lifecycle(self.parts)
-        self.control = Control(self.parts, self.lifecycle, self.metrics, self.apply).app()
+
+    def _model_names(self) -> frozenset[str]:
+        return self.parts.models.names()
 
     def _seat_control(self, pool: ReplicaPool) -> SeatControl:
         bulk = BulkSettings(itl_p95_s=self.settings.lanes.interactive.itl_p95_s)

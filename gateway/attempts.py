@@ -16,7 +16,6 @@ from gateway.admission import TurnHolder
 from gateway.errors import Refused
 from gateway.language import keep_alive
 from gateway.ledger_intent import intent_of
-from gateway.outcome import Outcome
 from gateway.owed import Owed
 from gateway.parts import Call, Parts
 from gateway.prefills import Prefills
@@ -26,7 +25,7 @@ from gateway.replica_connection import ReplicaConnection
 from gateway.request import InferenceRequest
 from gateway.story import Story
 from gateway.turn import NO_CAPS, Turn, Waiting
-from gateway.turned_away import NoTurn
+from gateway.turned_away import NoTurn, deadline_passed
 from gateway.wanted import Inputs
 from policies.caps import CapLimits
 from policies.entry import FOREVER, Entry
@@ -286,12 +285,6 @@ def caps_of(tenant: Tenant, lane: Lane) -> CapLimits:
     cap = tenant.limits.batch_cap
     per_replica = None if cap is None else cap.get(lane)
     return NO_CAPS if per_replica is None else CapLimits(per_replica=per_replica)
-
-
-def deadline_passed() -> Refused:
-    """504: the client's own deadline is over."""
-    message = "the deadline has passed"
-    return Refused(message, code="deadline", status=504, retry_after_s=None, outcome=Outcome.TIMED_OUT)
 
 
 def _sooner(last: ReplicaError | None, error: ReplicaError) -> ReplicaError:

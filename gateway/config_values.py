@@ -1,6 +1,7 @@
 """Kinds of values in the configuration: what may stand there, whichever section it is in."""
 
 import re
+from collections.abc import Iterable
 from typing import Annotated
 from urllib.parse import urlsplit
 
@@ -34,3 +35,19 @@ def _http_url(url: str) -> str:
 
 Name = Annotated[str, AfterValidator(_plain_name)]
 HttpUrl = Annotated[str, AfterValidator(_http_url)]
+
+
+def refuse_half_pairs(roles: Iterable[tuple[str, str]]) -> None:
+    """A model is served by whole replicas, or by some that read prompts and some that answer. Raises `ValueError`.
+
+    `roles`: (model, role) of every replica.
+    """
+    by_model: dict[str, set[str]] = {}
+    for model, role in roles:
+        by_model.setdefault(model, set()).add(role)
+    for model, found in by_model.items():
+        if found in ({"prefill"}, {"decode"}):
+            missing = ({"prefill", "decode"} - found).pop()
+            raise ValueError(f"model {model!r} has replicas with role {found.pop()!r} and none with {missing!r}")
+        if "whole" in found and len(found) > 1:
+            raise ValueError(f"model {model!r} has whole replicas beside such with a role: give all one, or none")

@@ -3,7 +3,6 @@
 What is not written here does not exist: an unknown section or key is refused, so that no setting is silently ignored.
 """
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Literal, Self
 
@@ -13,7 +12,7 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from engines.adapters import adapter_for
 from gateway.admin_settings import AdminSection, AlertsSection
 from gateway.config_file import read_settings
-from gateway.config_values import HttpUrl, Name, Port, Seconds, UsdPerMillion
+from gateway.config_values import HttpUrl, Name, Port, Seconds, UsdPerMillion, refuse_half_pairs
 from gateway.kv_sources import KvEvents
 from gateway.lane_settings import LanesSection
 
@@ -234,23 +233,9 @@ class ConfigFile(Section):
         _refuse_repeats("models", [name for model in self.models for name in (model.name, *model.aliases)])
         served = {replica.model for replica in self.replicas} | {worker.model for worker in self.workers}
         _refuse_repeats("served models and aliases", [*served, *(a for model in self.models for a in model.aliases)])
-        _refuse_half_pairs(self.replicas, self.workers)
+        roles = [(one.model, one.role) for one in self.replicas] + [(one.model, "whole") for one in self.workers]
+        refuse_half_pairs(roles)
         return self
-
-
-def _refuse_half_pairs(replicas: Iterable[ReplicaSection], workers: Iterable[WorkerSection]) -> None:
-    """A model is served by pairs or by whole replicas. Raises `ValueError`."""
-    roles: dict[str, set[str]] = {}
-    for model, role in [(one.model, one.role) for one in replicas] + [(one.model, "whole") for one in workers]:
-        roles.setdefault(model, set()).add(role)
-    for model, found in roles.items():
-        if found in ({"prefill"}, {"decode"}):
-            missing = ({"prefill", "decode"} - found).pop()
-            raise ValueError(f"model {model!r} has replicas with role {found.pop()!r} and none with {missing!r}")
-        if "whole" in found and len(found) > 1:
-            raise ValueError(
-                f"model {model!r} has whole replicas beside such with a role: give all of them one, or none"
-            )
 
 
 class Settings(ConfigFile, BaseSettings):

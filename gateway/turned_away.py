@@ -88,3 +88,9 @@ def stopping() -> Refused:
 
 def _waiting(num: int) -> str:
     return f"{num} of its requests {'is' if num == 1 else 'are'} waiting"
+
+
+def deadline_passed() -> Refused:
+    """504: the client's own deadline is over."""
+    message = "the deadline has passed"
+    return Refused(message, code="deadline", status=504, retry_after_s=None, outcome=Outcome.TIMED_OUT)

@@ -11,7 +11,7 @@ from gateway.abilities import ASK_AGAIN_S, LACK_S, TASK_OF, TASKS, Abilities, to
 from gateway.request import Surface
 
 CHAT, COMPLETIONS = Surface.CHAT.value, Surface.COMPLETIONS.value
-GENERATES = {CHAT, COMPLETIONS, Surface.MESSAGES.value}
+GENERATES = {CHAT, COMPLETIONS, Surface.MESSAGES.value, Surface.RESPONSES.value}
 READS = {surfaces.TOKENIZE, surfaces.DETOKENIZE}
 RANKS = {surfaces.RERANK, surfaces.SCORE}
 

@@ -13,7 +13,7 @@ from gateway.request import Surface
 from policies.store import NewKey
 from policies.tenant import Role
 from tests.gateway import inputs_kit
-from tests.gateway.kit import MODEL, chat, completion, message
+from tests.gateway.kit import MODEL, chat, completion, message, respond
 from tests.scripted_engine import answer
 
 OPEN, KEYED = "open to everybody", "needs a key with service"
@@ -24,6 +24,10 @@ MATRIX = {
     ("GET", "/v1/limits"): KEYED,
     ("GET", "/v1/usage"): KEYED,
     ("GET", "/v1/requests/{id}"): KEYED,
+    ("GET", "/v1/responses/{id}"): KEYED,
+    ("GET", "/v1/responses/{id}/input_items"): KEYED,
+    ("POST", "/v1/responses/{id}/cancel"): KEYED,
+    ("DELETE", "/v1/responses/{id}"): KEYED,
     ("GET", "/health/live"): OPEN,
     ("GET", "/health/ready"): OPEN,
 }
@@ -33,7 +37,12 @@ REFUSED = (
 )
 ADMITTED = ("service", "service and viewer", "service and platform admin")
 INPUT_BODIES = {surface.value: body() for surface, body in inputs_kit.BODIES.items()}
-GENERATING_BODIES = {Surface.CHAT: chat(), Surface.COMPLETIONS: completion(), Surface.MESSAGES: message()}
+GENERATING_BODIES = {
+    Surface.CHAT: chat(),
+    Surface.COMPLETIONS: completion(),
+    Surface.MESSAGES: message(),
+    Surface.RESPONSES: respond(),
+}
 BODIES = {**{surface.value: body for surface, body in GENERATING_BODIES.items()}, **INPUT_BODIES}
 
 
@@ -64,9 +73,13 @@ async def credential(gateway, who):
 
 async def ask(gateway, method, path, key):
     """The answer to one asking about what the gateway's own project has."""
-    spelt = path.replace("{name:path}", MODEL).replace("{id}", gateway.request_id)
+    is_response = path.startswith(f"{Surface.RESPONSES.value}/")
+    id_ = gateway.response_id if is_response else gateway.request_id
+    spelt = path.replace("{name:path}", MODEL).replace("{id}", id_)
     if method == "GET":
         return await gateway.get(spelt, key=key)
+    if is_response:
+        return await gateway.post(None, path=spelt, key=key, method=method)
     gateway.script(inputs_kit.served() if path in INPUT_BODIES else answer("Hi"))
     return await gateway.post(BODIES[path], path=spelt, key=key)
 
@@ -76,7 +89,9 @@ async def gateway(launch):
     running = await launch()
     running.script(answer("Hi"))
     running.request_id = (await running.post(chat())).header("x-request-id")
-    await running.until_recorded(1)
+    running.script(answer("Hi"))
+    running.response_id = (await running.post(respond(), path=Surface.RESPONSES.value)).json["id"]
+    await running.until_recorded(2)
     return running
 
 
@@ -106,8 +121,9 @@ async def test_a_service_key_has_every_route_of_its_own(gateway, who):
     key = await credential(gateway, who)
     for method, path in MATRIX:
         found = await ask(gateway, method, path, key)
-        # A gateway without a ledger has no usage to tell: this is the route's own answer, not the door's.
-        assert found.status == (503 if path == "/v1/usage" else 200), (path, found.status)
+        # The route's own answer, not the door's: without a ledger there is no usage to tell, and nothing to cancel.
+        own = {"/v1/usage": 503, "/v1/responses/{id}/cancel": 400}
+        assert found.status == own.get(path, 200), (path, found.status)
 
 
 @pytest.mark.parametrize("whose", ["beside", "foreign"])
@@ -121,6 +137,9 @@ async def test_another_projects_objects_are_as_absent_as_what_never_was(gateway,
     theirs = await gateway.get(f"/v1/requests/{gateway.request_id}", key=key)
     never = await gateway.get(f"/v1/requests/{gateway.request_id[:-4]}0000", key=key)
     assert (theirs.status, theirs.body) == (never.status, never.body) == (404, never.body)
+    for more in ("", "/input_items"):
+        theirs = await gateway.get(f"/v1/responses/{gateway.response_id}{more}", key=key)
+        assert (theirs.status, theirs.code) == (404, "response_not_found")
     await gateway.limit(gateway.project, '{"rpm": 77}')
     limits = await gateway.get("/v1/limits", key=key)
     assert {one["limit"]: one["most"] for one in limits.json["data"]} == {"rpm": 9}

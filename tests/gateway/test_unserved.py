@@ -8,7 +8,7 @@ import pytest
 from gateway.abilities import LACK_S
 from gateway.request import GENERATING, Surface
 from tests.gateway.inputs_kit import BODIES, INPUT_SURFACES, embeddings, rerank, score, served, tokenize
-from tests.gateway.kit import MODEL, UPSTREAM_MODEL, chat, completion, message
+from tests.gateway.kit import MODEL, UPSTREAM_MODEL, chat, completion, message, respond
 from tests.scripted_engine import answer, status
 
 TALKING = {*GENERATING, Surface.COUNT_TOKENS}  # what needs a chat
@@ -29,7 +29,8 @@ async def told(launch, *cards, **options):
 
 async def asked_for(gateway, surface, **fields):
     """The answer on that surface."""
-    body = {**BODIES, Surface.CHAT: chat, Surface.COMPLETIONS: completion, Surface.MESSAGES: message}[surface](**fields)
+    generating = {Surface.CHAT: chat, Surface.COMPLETIONS: completion, Surface.MESSAGES: message}
+    body = {**BODIES, **generating, Surface.RESPONSES: respond}[surface](**fields)
     return await gateway.post(body, path=surface.value)
 
 
@@ -171,7 +172,7 @@ async def test_engines_without_an_endpoint_are_not_asked_for_it(launch):
     gateway = await launch(kind="llama-server")
     got = await asked_for(gateway, Surface.SCORE)
     assert got.code == "unsupported_model"
-    assert "/v1/embeddings, /v1/messages, /v1/rerank, /v1/tokenize" in got.error["message"]
+    assert "/v1/embeddings, /v1/messages, /v1/rerank, /v1/responses, /v1/tokenize" in got.error["message"]
     gateway = await launch(kind="openai")
     for surface in (Surface.RERANK, Surface.SCORE, Surface.TOKENIZE, Surface.DETOKENIZE):
         assert (await asked_for(gateway, surface)).code == "unsupported_model"
