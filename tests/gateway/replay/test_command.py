@@ -90,7 +90,7 @@ async def test_a_baseline_that_is_none_and_a_trace_without_time_are_sentences(re
     result = await replay("--baseline", tmp_path / "b.json")
     assert (result.exit_code, "b.json is no output of `warmlane replay --json`" in result.stderr) == (1, True)
     result = await replay("--rate", 5, "--requests", 1)
-    assert (result.exit_code, "there is no rate to set" in result.stderr) == (1, True)
+    assert (result.exit_code, "leave out --rate" in result.stderr) == (1, True)
     result = await replay(of=tmp_path / "missing.jsonl")
     assert (result.exit_code, "missing.jsonl cannot be read" in result.stderr) == (1, True)
     result = await replay("--requests", 1, "--out", tmp_path)
