@@ -32,7 +32,8 @@ SEARCH_S = 1.0  # for a whole search; one server that hangs takes a part of it
 ASK_ONE_S = 0.2
 BELIEVED_S = 1.0  # chosen: for so long after a search a primary is taken for the primary without asking
 LATE_S = 0.4  # chosen: a primary that answers within it was not replaced meanwhile; Sentinel needs longer to miss it
-WAIT_FOR_SENTINELS_S = 0.05  # chosen: half of a call's time; who are slower leave things as they are known
+WAIT_FOR_SENTINELS = 0.5  # chosen: of a call's time; who are slower leave things as they are known
+WAIT_FOR_REST_S = 0.02  # chosen: the majority may not know yet of a failover that the sentinel which led it knows of
 
 
 class Servers:
@@ -127,17 +128,19 @@ class Servers:
 
     async def _ask_again(self) -> None:
         """Whether the primary is still the one, unless that was asked just now. Sentinels that fail change nothing."""
-        now = asyncio.get_running_loop().time()
-        if now >= self._believed_until:
-            self._believed_until = now + BELIEVED_S
-            await asyncio.wait([self._searching()], timeout=WAIT_FOR_SENTINELS_S)
+        if asyncio.get_running_loop().time() >= self._believed_until:
+            await asyncio.wait([self._searching()], timeout=WAIT_FOR_SENTINELS * self._connect_s)
 
     async def _answered(self, work: Work[R], place: Place) -> R:
-        """The outcome at this server. Raises `ConnectionError` if it answers late and was replaced meanwhile."""
+        """The outcome at this server. Raises `ConnectionError` if it was replaced meanwhile, as far as that is told."""
         loop = asyncio.get_running_loop()
         late_at = loop.time() + LATE_S
         answer = await work(self._client(place))
-        if self._address.layout is not Layout.SENTINEL or loop.time() < late_at:
+        if self._address.layout is not Layout.SENTINEL:
+            return answer
+        if self._owners is not None and place not in self.places:  # sentinels that were asked before and are slow
+            raise ConnectionError("another server is the primary since")
+        if loop.time() < late_at:
             return answer
         try:
             primary = await self._ask_sentinels(everyone=True)
@@ -165,31 +168,39 @@ class Servers:
     async def _look(self) -> None:
         async with asyncio.timeout(SEARCH_S):
             if self._address.layout is Layout.SENTINEL:
-                self._owners = ([0], [await self._ask_sentinels()])
-                self._believed_until = asyncio.get_running_loop().time() + BELIEVED_S
+                try:
+                    self._owners = ([0], [await self._ask_sentinels()])
+                finally:
+                    self._believed_until = asyncio.get_running_loop().time() + BELIEVED_S
             else:
                 self._owners = await self._ask_cluster()
                 self._known = list(dict.fromkeys([*self._owners[1], *self._known]))[:MAX_KNOWN]
         await self._forget({*self._owners[1], *self._known})
 
     async def _ask_sentinels(self, *, everyone: bool = False) -> Place:
-        """The primary of the latest failover that the majority of the named sentinels, or all that answer, know of."""
+        """The primary of the latest failover that most of the named sentinels, or who answer soon after, know of.
+
+        `everyone`: or all that answer at all.
+        """
         enough = len(self._address.places) if everyone else len(self._address.places) // 2 + 1
-        asking = [asyncio.create_task(self._ask_sentinel(one)) for one in self._address.places]
+        pending = {asyncio.create_task(self._ask_sentinel(one)) for one in self._address.places}
         found: list[tuple[int, Place]] = []
-        fault: Exception = MasterNotFoundError("no sentinel answers")
+        fault: BaseException = MasterNotFoundError("no sentinel answers")
         try:
-            for answer in asyncio.as_completed(asking):
-                try:
-                    found.append(await answer)
-                except (RedisError, OSError, TimeoutError) as error:
-                    fault = error
-                if len(found) >= enough:
+            while pending:
+                patience_s = None if len(found) < enough else WAIT_FOR_REST_S
+                done, pending = await asyncio.wait(pending, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+                if not done:
                     break
+                for one in done:
+                    if error := one.exception():
+                        fault = error
+                    else:
+                        found.append(one.result())
         finally:
-            for one in asking:
+            for one in pending:
                 one.cancel()
-            await asyncio.gather(*asking, return_exceptions=True)
+            await asyncio.gather(*pending, return_exceptions=True)
         if not found:
             raise fault
         return max(found)[1]

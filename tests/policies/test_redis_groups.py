@@ -218,7 +218,7 @@ async def test_a_primary_that_was_frozen_is_not_believed_when_it_is_back(redis_p
     Neither by who asked it all the while, nor by who had nothing to ask, nor by whose call it slept through.
     """
     with running(SentinelGroup) as group:
-        busy, idle, slow = (RedisLink(group.url) for _ in range(3))
+        busy, idle, slow = (RedisLink(group.url, call_s=0.5) for _ in range(3))  # a machine may be slow for a moment
         for link in (busy, idle, slow):
             await link.call(lambda redis: redis.set(f"{prefix}:first", "x"))
         group.primary.pause()
