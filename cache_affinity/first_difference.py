@@ -1,8 +1,8 @@
 """Where two prompts first differ, told from hashes and lengths: at a border of their keys, then at a byte behind it.
 
-A border tells a difference within 1 KiB. To tell the byte, both prompts need digests of the same finer pieces behind
-the same border; so a *watch* says where to take them. Each difference that it sees makes it finer by eight, down to a
-byte: from then on two digests of each prompt say whether it differs there again.
+A border tells a difference within 1 KiB at most. To tell the byte, both prompts need digests of the same finer pieces
+behind the same border; so a *watch* says where to take them. Each difference that it sees makes it finer by eight, down
+to a byte: from then on two digests of each prompt say whether it differs there again.
 """
 
 from collections.abc import Sequence

@@ -1,6 +1,7 @@
 """The byte chain of a prompt: one hash per border, each standing for everything before it.
 
-Borders lie at the end of every segment (a message, a tool block) and at every 1 KiB inside one. The chain starts
+Borders lie at the end of every segment (a message, a tool block) and inside one at every 1 KiB, at every 256 bytes
+where the prompt begins: what is short is told apart, too, and what is long costs little more. The chain starts
 from the tenant's secret salt, so equal prompts of two tenants share no hash, and a caller who does not know
 another tenant's salt cannot aim at its hashes. Knows nothing of replicas, tokens or JSON.
 """
@@ -12,6 +13,8 @@ from hashlib import blake2b
 from xxhash import xxh3_64_intdigest
 
 BLOCK_BYTES = 1024  # measured: 5.5 µs for 32 KB; 256-byte blocks cost three times as much
+FINE_BLOCK_BYTES = 256
+FINE_BYTES = 2048  # chosen: of a prompt, cut finely. Of prompts below it, in one message, 1 KiB missed a hit in five
 MAX_BORDERS = 4096  # 4 MiB of prompt, or 4,096 messages; more is not looked at
 _SEGMENT_END = 0x243F6A8885A308D3  # the first digits of pi: marks the end of a segment in the chain
 _HOME_HINT = 0x13198A2E03707344  # its next digits: no hint is taken for a message
@@ -61,6 +64,17 @@ def prefix_key(
         if len(hashes) >= max_borders:
             break
         length = len(segment)
+        if size < FINE_BYTES and length > FINE_BLOCK_BYTES:
+            start = 0
+            while size < FINE_BYTES and length - start > FINE_BLOCK_BYTES:
+                end = start + FINE_BLOCK_BYTES
+                chain = xxh3_64_intdigest(segment[start:end], chain)
+                size += FINE_BLOCK_BYTES
+                hashes.append(chain)
+                sizes.append(size)
+                start = end
+            segment = segment[start:]  # noqa: PLW2901  # at least a byte of it
+            length -= start
         if length > BLOCK_BYTES:
             tail = min((length - 1) // BLOCK_BYTES, max_borders - len(hashes)) * BLOCK_BYTES
             for start in range(0, tail, BLOCK_BYTES):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache_affinity.prefix import BLOCK_BYTES, MAX_BORDERS, PrefixKey, prefix_key
+from cache_affinity.prefix import BLOCK_BYTES, FINE_BLOCK_BYTES, FINE_BYTES, MAX_BORDERS, PrefixKey, prefix_key
 
 SEGMENTS = st.lists(st.binary(max_size=3 * BLOCK_BYTES), max_size=8)
 
@@ -21,14 +21,15 @@ def shared_bytes(one: PrefixKey, other: PrefixKey) -> int:
 
 @given(SEGMENTS)
 @settings(max_examples=60, deadline=None)
-def test_borders_end_segments_and_kibibytes_and_sizes_grow(segments):
+def test_borders_end_segments_and_blocks_and_sizes_grow(segments):
     """Sizes are what hits are counted in, so they must be the true cumulative bytes."""
     key = prefix_key("m", "salt", segments)
-    expected, start = [], 0
+    expected, end = [], 0
     for segment in segments:
-        expected += [start + cut for cut in range(BLOCK_BYTES, len(segment), BLOCK_BYTES)]
-        start += len(segment)
-        expected += [start] if segment else []
+        at, end = end, end + len(segment)
+        while (at := at + (FINE_BLOCK_BYTES if at < FINE_BYTES else BLOCK_BYTES)) < end:
+            expected.append(at)
+        expected += [end] if segment else []
     assert list(key.sizes) == expected
     assert len(key.hashes) == len(key.sizes) == len(set(key.hashes))
     assert key.total_bytes == sum(map(len, segments))
@@ -47,8 +48,15 @@ def test_a_longer_prompt_keeps_every_border_of_the_shorter(segments, more):
 def test_a_segment_that_grows_keeps_its_inner_borders():
     """Borders inside a segment depend on nothing after them."""
     text = bytes(range(256)) * 20
-    short, long = prefix_key("m", "s", [text[:3000]]), prefix_key("m", "s", [text, b"x"])
-    assert shared_bytes(short, long) == 2 * BLOCK_BYTES
+    short, long = prefix_key("m", "s", [text[:3500]]), prefix_key("m", "s", [text, b"x"])
+    assert shared_bytes(short, long) == FINE_BYTES + BLOCK_BYTES
+
+
+def test_a_short_prompt_that_grows_is_known_again_by_its_beginning():
+    """A few hundred bytes in one message, as a question with a document has them before it has turns."""
+    text = bytes(range(256)) * 4
+    short, long = prefix_key("m", "s", [text[:700]]), prefix_key("m", "s", [text])
+    assert shared_bytes(short, long) == 2 * FINE_BLOCK_BYTES
 
 
 @given(st.lists(st.binary(min_size=1, max_size=2500), min_size=1, max_size=5), st.data())
@@ -72,7 +80,7 @@ def test_an_empty_segment_changes_what_follows_but_has_no_border():
 
 def test_a_block_sized_segment_differs_from_a_block_inside_a_longer_one():
     """A whole block that ends a message is not the same place as one in the middle."""
-    block = b"x" * BLOCK_BYTES
+    block = b"x" * FINE_BLOCK_BYTES
     assert shared_bytes(prefix_key("m", "s", [block, b"y"]), prefix_key("m", "s", [block + b"y"])) == 0
 
 

@@ -290,7 +290,7 @@ def test_more_loads_than_a_message_holds_are_told_bit_by_bit():
     """And told anew, so that a message that was lost leaves nothing wrong for ever, also where a load has ended."""
     bounds = GossipBounds(bytes_per_s=200_000, least_bytes_per_s=100_000, loads_s=0.1)
     one, other = gateways(2, num_replicas=150, bounds=bounds)
-    leases = [one.ask(f"{WORDS} {number}" * 3, read=True)[0] for number in range(400)]
+    leases = [one.ask(f"{number} {WORDS}" * 3, read=True)[0] for number in range(400)]
     assert sum(replica.num_flying > 0 for replica in one.pool) > 120
 
     def tell(is_heard):

@@ -206,13 +206,13 @@ def test_repr_and_statistics_tell_the_truth():
     lease = fleet.dispatch("x" * 400, lane=Lane.BULK, read=False)
     assert repr(fleet.pool) == (
         "<ReplicaPool 1 leases, [<Replica r1 ready model=m generation=0 in_flight=0+0+1/16 outstanding_tokens=100 "
-        "borders=1>]>"
+        "borders=2>]>"
     )
     assert repr(lease) == "<Lease r1 bulk reading uncached_tokens=100>"
     (row,) = fleet.pool.statistics().replicas
     assert (row.name, row.state, row.in_flight[Lane.BULK], row.shadow_bytes) == ("r1", ReplicaState.READY, 1, 400)
     assert fleet.pool.get("r1").shadow.capacity_bytes == 4000
-    assert fleet.pool.expire(before=fleet.now + 1) == 1
+    assert fleet.pool.expire(before=fleet.now + 1) == 2
     lease.end()
     assert fleet.pool.statistics().num_leases == 0
 

@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cache_affinity.prefix import BLOCK_BYTES
+from cache_affinity.prefix import FINE_BLOCK_BYTES, FINE_BYTES
 from gateway.simulation.prompts import BYTES_PER_TOKEN, Passage, key_of, num_tokens, tokens_of
 
 PROMPTS = st.lists(st.builds(Passage, st.integers(0, 3), st.integers(1, 700)), min_size=1, max_size=4).map(tuple)
@@ -39,7 +39,7 @@ def test_a_longer_passage_goes_on_where_the_shorter_one_ends():
     short, long = (Passage(9, 600),), (Passage(9, 1000),)
     assert tokens_of(long)[:600] == tokens_of(short)
     keys = key_of(short, "m", "s"), key_of(long, "m", "s")
-    assert shared(keys[0].hashes, keys[1].hashes) == 600 * BYTES_PER_TOKEN // BLOCK_BYTES
+    assert shared(keys[0].hashes, keys[1].hashes) == FINE_BYTES // FINE_BLOCK_BYTES, "2,400 bytes: no whole block more"
 
 
 def test_tokens_are_small_and_differ_by_content():
