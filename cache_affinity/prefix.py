@@ -58,31 +58,24 @@ def prefix_key(
     chain = root = _root(model, salt)
     hashes: list[int] = []
     sizes: list[int] = []
-    size = 0
+    size, cut_above = 0, FINE_BLOCK_BYTES
     home, until_home = 0, home_segments
     for segment in segments:
         if len(hashes) >= max_borders:
             break
         length = len(segment)
-        if size < FINE_BYTES and length > FINE_BLOCK_BYTES:
-            start = 0
-            while size < FINE_BYTES and length - start > FINE_BLOCK_BYTES:
-                end = start + FINE_BLOCK_BYTES
+        if length > cut_above:
+            most, start = max_borders - len(hashes), 0
+            while length - start > (block := FINE_BLOCK_BYTES if size < FINE_BYTES else BLOCK_BYTES) and most > 0:
+                end = start + block
                 chain = xxh3_64_intdigest(segment[start:end], chain)
-                size += FINE_BLOCK_BYTES
+                size += block
                 hashes.append(chain)
                 sizes.append(size)
-                start = end
-            segment = segment[start:]  # noqa: PLW2901  # at least a byte of it
-            length -= start
-        if length > BLOCK_BYTES:
-            tail = min((length - 1) // BLOCK_BYTES, max_borders - len(hashes)) * BLOCK_BYTES
-            for start in range(0, tail, BLOCK_BYTES):
-                size += BLOCK_BYTES
-                chain = xxh3_64_intdigest(segment[start : start + BLOCK_BYTES], chain)
-                hashes.append(chain)
-                sizes.append(size)
-            segment = segment[tail : tail + BLOCK_BYTES]  # noqa: PLW2901  # the last piece, 1..BLOCK_BYTES bytes
+                start, most = end, most - 1
+            if size >= FINE_BYTES:
+                cut_above = BLOCK_BYTES
+            segment = segment[start : start + BLOCK_BYTES]  # noqa: PLW2901  # the last piece, 1..BLOCK_BYTES bytes
             length = len(segment)
         chain = xxh3_64_intdigest(segment, chain) ^ _SEGMENT_END
         until_home -= 1
