@@ -89,7 +89,7 @@ def measure(plan: Plan, console: Console) -> dict[str, object]:
         _, ready = stack.enter_context(running(mock, core=cores[1], log=home / "mock.log"))
         targets = [
             stack.enter_context(_floor(ready["url"], home, cores[0])),
-            stack.enter_context(_gateway(plan.gateway_command, ready["url"], home, cores[0])),
+            stack.enter_context(gateway(plan.gateway_command, ready["url"], home, cores[0])),
         ]
         with Progress(console=console, transient=True) as progress:
             task = progress.add_task("measuring", total=plan.rounds * len(plan.workloads) * len(targets))
@@ -97,11 +97,11 @@ def measure(plan: Plan, console: Console) -> dict[str, object]:
                 for name in plan.workloads:
                     for target in targets:
                         progress.update(task, description=f"{name} {target.name}")
-                        found = _load(target, WORKLOADS[name], plan, cores[1])
+                        found = load(target, WORKLOADS[name], plan, cores[1])
                         runs[name].setdefault(target.name, []).append(found)
                         progress.advance(task)
     return {
-        "machine": {"processor": _processor(), "cores": os.cpu_count(), "python": platform.python_version()},
+        "machine": {"processor": processor(), "cores": os.cpu_count(), "python": platform.python_version()},
         "at": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
         "pinned": cores[0] is not None,
         "rounds": plan.rounds,
@@ -118,7 +118,8 @@ def _floor(engines: list[str], home: Path, core: int | None) -> Iterator[Target]
 
 
 @contextlib.contextmanager
-def _gateway(command: str, engines: list[str], home: Path, core: int | None) -> Iterator[Target]:
+def gateway(command: str, engines: list[str], home: Path, core: int | None) -> Iterator[Target]:
+    """Ours, once it answers."""
     config = home / "gateway.toml"
     replicas = [_REPLICA.format(number=n, model=MODEL, url=url) for n, url in enumerate(engines, 1)]
     config.write_text(_CONFIG.format(home=home, model=MODEL) + "".join(replicas))
@@ -131,7 +132,7 @@ def _gateway(command: str, engines: list[str], home: Path, core: int | None) -> 
         url = ready["url"][0].removesuffix("/").removesuffix("/v1")
         key = ready["key"][0] if "key" in ready else _new_key(ready["admin"][0], token)
         target = Target("gateway", url, key, pid)
-        _await_answer(target)
+        await_answer(target)
         yield target
 
 
@@ -151,7 +152,7 @@ def _new_key(admin: str, token: str) -> str:
     return str(_post(f"{base}/keys", token, {"name": "benchmark", "project_id": project["id"]})["secret"])
 
 
-def _await_answer(target: Target, patience_s: float = 30.0) -> None:
+def await_answer(target: Target, patience_s: float = 30.0) -> None:
     """Until a request is answered: the gateway may still be probing its replicas."""
     deadline = time.monotonic() + patience_s
     body: dict[str, object] = {"model": MODEL, "messages": [{"role": "user", "content": "hello"}], "max_tokens": 1}
@@ -167,12 +168,16 @@ def _await_answer(target: Target, patience_s: float = 30.0) -> None:
             return
 
 
-def _load(target: Target, workload: Workload, plan: Plan, core: int | None) -> dict[str, object]:
+def load(
+    target: Target, workload: Workload, plan: Plan, core: int | None, *, connections: int = 0, rate: float = 0.0
+) -> dict[str, object]:
+    """One run of the load generator. Raises RuntimeError if requests failed. `connections`, `rate`: see load.py."""
     command = [sys.executable, "-m", "tests.benchmarks.load", "--url", target.url, "--key", target.key]
     command += ["--workload", workload.name, "--pid", str(target.pid), "--warm-up", str(plan.warm_up_s)]
     command += ["--seconds", str(plan.seconds or workload.seconds)]
+    command += ["--connections", str(connections), "--rate", str(rate)]
     with on_core(core):
-        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=120)
+        done = subprocess.run(command, check=True, stdout=subprocess.PIPE, timeout=120 + (plan.seconds or 0))
     found: dict[str, object] = json.loads(done.stdout)
     if found["errors"] or found["cpu_us"] is None:
         raise RuntimeError(
@@ -227,7 +232,8 @@ def table_of(result: dict[str, object]) -> Table:
     return table
 
 
-def _processor() -> str:
+def processor() -> str:
+    """As /proc/cpuinfo names it."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):

@@ -13,6 +13,7 @@ import random
 import re
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from urllib.parse import urlsplit
 
 import httptools
@@ -46,12 +47,16 @@ class Measurement:
 class Client(asyncio.Protocol):
     """One connection of the loop."""
 
-    def __init__(self, requests: list[bytes], workload: Workload, found: Measurement, first: int) -> None:
+    def __init__(
+        self, requests: list[bytes], workload: Workload, found: Measurement, first: int, every_s: float = 0.0
+    ) -> None:
         self._requests = requests
         self._workload = workload
         self._found = found
         self._turn = first
+        self._every_s = every_s
         self._loop = asyncio.get_running_loop()
+        self._due = self._loop.time()
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = transport
@@ -93,7 +98,8 @@ class Client(asyncio.Protocol):
             self._found.total_ms.append((now - self._sent_at) * 1e3)
             self._found.ttft_ms.append(((self._first_at or now) - self._sent_at) * 1e3)
         if self._found.num_errors < _MAX_ERRORS and self._parser.should_keep_alive():
-            self._loop.call_soon(self._send)
+            self._due = max(self._due + self._every_s, self._loop.time())
+            self._loop.call_at(self._due, self._send)
         else:
             self._transport.close()
 
@@ -108,19 +114,22 @@ def requests_of(workload: Workload, host: str, key: str) -> list[bytes]:
 
 
 async def run(
-    url: str, key: str, workload: Workload, pid: int, *, seconds: float, warm_up_s: float
+    url: str, key: str, workload: Workload, pid: int, *, seconds: float, warm_up_s: float, rate: float = 0.0
 ) -> dict[str, object]:
-    """One measured run against `url`."""
+    """One measured run against `url`. `rate`: requests a second of all connections together; 0: as fast as it goes."""
     parts = urlsplit(url)
     found = Measurement()
     requests = requests_of(workload, parts.netloc, key)
     rng = random.Random(3)
     loop = asyncio.get_running_loop()
+    every_s = workload.connections / rate if rate else 0.0
 
     async def begin(number: int) -> None:
-        await asyncio.sleep(rng.random() * workload.ramp_s)
+        await asyncio.sleep(rng.random() * max(workload.ramp_s, min(every_s, warm_up_s)))
         try:
-            await loop.create_connection(lambda: Client(requests, workload, found, number), parts.hostname, parts.port)
+            await loop.create_connection(
+                lambda: Client(requests, workload, found, number, every_s), parts.hostname, parts.port
+            )
         except OSError as error:
             found.failed(f"cannot connect: {error}")
 
@@ -165,14 +174,17 @@ def main() -> None:
     parser.add_argument("--pid", type=int, required=True)
     parser.add_argument("--seconds", type=float)
     parser.add_argument("--warm-up", type=float, default=1.0)
+    parser.add_argument("--connections", type=int, help="instead of the workload's own number")
+    parser.add_argument("--rate", type=float, default=0.0, help="requests a second in all, instead of what goes")
     options = parser.parse_args()
     workload = WORKLOADS[options.workload]
+    if options.connections:
+        workload = replace(workload, connections=options.connections)
     seconds = options.seconds or workload.seconds
-    print(
-        json.dumps(
-            uvloop.run(run(options.url, options.key, workload, options.pid, seconds=seconds, warm_up_s=options.warm_up))
-        )
+    work = run(
+        options.url, options.key, workload, options.pid, seconds=seconds, warm_up_s=options.warm_up, rate=options.rate
     )
+    print(json.dumps(uvloop.run(work)))
 
 
 if __name__ == "__main__":

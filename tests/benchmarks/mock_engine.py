@@ -84,11 +84,13 @@ class MockEngine(asyncio.Protocol):
             self._generate(body)
         elif self._path == b"/v1/models":
             self._answer(b'{"object":"list","data":[{"id":"%b","object":"model"}]}' % MODEL.encode())
+        elif self._path.startswith(b"/v1/chat/completions/"):
+            self._answer(b"{}", b"404 Not Found")  # vllm-router asks for a rendered prompt first
         else:
             self._answer(b"{}")
 
-    def _answer(self, body: bytes) -> None:
-        head = b"HTTP/1.1 200 OK\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % len(body)
+    def _answer(self, body: bytes, status: bytes = b"200 OK") -> None:
+        head = b"HTTP/1.1 %b\r\ncontent-type: application/json\r\ncontent-length: %d\r\n\r\n" % (status, len(body))
         self._transport.write(head + body)
 
     def _generate(self, body: bytes) -> None:

@@ -4,6 +4,7 @@ import contextlib
 import os
 import selectors
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -41,7 +42,7 @@ def running(
     try:
         yield process.pid, _ready_line(process, log, ready_s)
     finally:
-        _end(process)
+        end(process)
 
 
 def _ready_line(process: subprocess.Popen[bytes], log: Path, ready_s: float) -> dict[str, list[str]]:
@@ -73,15 +74,23 @@ def _pairs(line: str) -> dict[str, list[str]]:
     return pairs
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end(process: subprocess.Popen[bytes]) -> None:
+    """Ask the process and its group to end, then make them."""
     for number, patience_s in ((signal.SIGTERM, 10), (signal.SIGKILL, 10)):
         if process.poll() is not None:
             break
         os.killpg(process.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(patience_s)
-    assert process.stdout is not None
-    process.stdout.close()
+    if process.stdout is not None:
+        process.stdout.close()
+
+
+def free_port() -> int:
+    """A port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def family(pid: int) -> list[int]:

@@ -3,9 +3,8 @@
 The conversations of real_workers.py, each router on fresh servers of one thread each. Hits are what the servers report.
 The others live in environments of their own, which this makes no use of but to start them:
 
-    python3 -m venv PEERS/sglang-router && PEERS/sglang-router/bin/pip install sglang-router==0.3.2
-    python3 -m venv PEERS/vllm-router && PEERS/vllm-router/bin/pip install vllm-router==0.1.17
-    python -m tests.benchmarks.real_routers --peers PEERS
+    python -m tests.benchmarks.peers
+    python -m tests.benchmarks.real_routers --peers .peers
 """
 
 import argparse
