@@ -6,7 +6,7 @@ CLIENTS := .venv-peers
 MINUTES ?= 20
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --progress-bar on
 
-.PHONY: run native test test-peers check bench chaos soak-worker lock format clean
+.PHONY: run native test test-peers check bench chaos soak soak-worker lock format clean
 
 run: $(VENV)/.run
 	@exec $(BIN)/warmlane up
@@ -26,6 +26,10 @@ test-peers: $(VENV)/.dev $(CLIENTS)/.ready tests/peers/node_modules/.ready
 # Kills and outages over several gateway processes, on a real Redis; minutes long, and sensitive to a loaded machine.
 chaos: $(VENV)/.dev
 	$(BIN)/python -m pytest -m chaos
+
+# A gateway under mixed traffic while its engines fail, for MINUTES, watched for leaks of any kind; exit 1 on any violation.
+soak: $(VENV)/.dev
+	$(BIN)/python -m tests.soak.gateway --minutes $(MINUTES)
 
 # One gguf worker under everything at once for MINUTES, watched for leaks of any kind; exit 1 on any violation.
 soak-worker: $(VENV)/.dev

@@ -4,7 +4,7 @@ An adapter turns a request into the bytes one engine understands and reads back 
 It does no I/O. Facts behind the adapters: docs/engines.md.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Protocol
@@ -91,6 +91,16 @@ class Steering:
     transfer: bytes = b""
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One field of a form. `filename`: of a file, None of a text. `content`: a file's bytes are never looked into."""
+
+    name: str
+    content: bytes | memoryview
+    filename: str | None = None
+    content_type: bytes = b""
+
+
 class EngineAdapter(Protocol):
     """One engine kind. Stateless; all methods are pure.
 
@@ -111,8 +121,15 @@ class EngineAdapter(Protocol):
         """
         ...
 
+    def form(self, parts: Sequence[Part], steering: Steering) -> bytes:
+        """The upstream multipart body of a surface that is asked by a form: as `body`, less what steers.
+
+        Files keep the client's bytes. `headers` says how it is cut.
+        """
+        ...
+
     def headers(self, steering: Steering, api_key: str | None) -> Headers:
-        """Request headers besides host, content-length and content-type."""
+        """Request headers besides host and content-length; content-type only of what is not JSON."""
         ...
 
     @property

@@ -1,6 +1,7 @@
 """What one replica can do: as the operator says, as its engine's model list says, else until it shows it cannot.
 
-Tasks are vLLM's words for what a model does (`generate`, `embed`, `score`); surfaces are paths of the gateway.
+Tasks are vLLM's words for what a model does (`generate`, `embed`, `score`) and `transcribe`; surfaces are paths of the
+gateway.
 """
 
 from collections.abc import Iterable
@@ -8,12 +9,20 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from engines.adapters.surfaces import DETOKENIZE, EMBEDDINGS, RERANK, SCORE, TOKENIZE, TOKENIZE_CHAT
+from engines.adapters.surfaces import (
+    DETOKENIZE,
+    EMBEDDINGS,
+    FORM_SURFACES,
+    RERANK,
+    SCORE,
+    TOKENIZE,
+    TOKENIZE_CHAT,
+)
 from engines.contract import EngineAdapter
 from gateway.request import GENERATING
 
-GENERATE, EMBED, RANK = "generate", "embed", "score"
-TASKS = (GENERATE, EMBED, RANK)
+GENERATE, EMBED, RANK, TRANSCRIBE = "generate", "embed", "score", "transcribe"
+TASKS = (GENERATE, EMBED, RANK, TRANSCRIBE)
 ASK_AGAIN_S = 60.0  # chosen: what an engine says of its model changes with a restart, which may not be noticed
 LACK_S = 60.0  # chosen: how long an endpoint that an engine did not have is not asked for again
 
@@ -26,6 +35,7 @@ TASK_OF: dict[str, str | None] = {  # None: a tokenizer is enough
     TOKENIZE: None,
     TOKENIZE_CHAT: GENERATE,
     DETOKENIZE: None,
+    **dict.fromkeys(FORM_SURFACES, TRANSCRIBE),
 }
 
 

@@ -74,7 +74,9 @@ class ClientAnswer:
         self.failure: Callable[[Problem], bytes | None] | None = None
 
     def admit(self) -> None:
-        """The request was admitted: a stream's headers are due within `COMMIT_AFTER_S`."""
+        """The request was admitted: a stream's headers are due within `COMMIT_AFTER_S` of the first time it was."""
+        if self._timer is not None or self.has_started:
+            return
         self._timer = self._loop.call_later(COMMIT_AFTER_S, self._tick)
 
     def start_stream(self) -> None:
@@ -103,11 +105,11 @@ class ClientAnswer:
         self._stop()
         self._sink.end()
 
-    def whole(self, status: int, body: bytes, headers: Headers) -> None:
-        """An unstreamed answer."""
+    def whole(self, status: int, body: bytes, headers: Headers, kind: tuple[bytes, bytes] = _JSON) -> None:
+        """An unstreamed answer. `kind`: its content-type header."""
         self._stop()
         self.has_started = True
-        self._sink.start(status, [_JSON, *self._headers, *self._take_late_headers(), *headers], len(body))
+        self._sink.start(status, [kind, *self._headers, *self._take_late_headers(), *headers], len(body))
         self._sink.write(body)
         self._sink.end()
 

@@ -26,10 +26,11 @@ from gateway.auth import AuthFailure, Directory
 from gateway.body import Bodies
 from gateway.budget_watch import BudgetWatch
 from gateway.bulk_runs import BulkRuns
-from gateway.control import Control, gauges, statistics
+from gateway.control import Control, statistics
 from gateway.conversations import Conversations
 from gateway.edge import Edge
 from gateway.fleet import Fleet
+from gateway.gauges import gauges
 from gateway.gossip import Gossip, Line
 from gateway.hot import hot_protocol
 from gateway.isolation import CacheIsolation
@@ -47,6 +48,7 @@ from gateway.recorder import Recorder
 from gateway.recount import Recount
 from gateway.request import Surface
 from gateway.settings import Settings
+from gateway.traffic import Traffic
 from gateway.upkeep import Keeper, kept_up
 from gateway.webhook import webhook_of
 from observability import logs
@@ -60,7 +62,8 @@ from policies.output_estimate import OutputEstimates
 from policies.quota import Quotas, Rejected
 from policies.retry import RetryBudget
 from policies.store import Store
-from routing.pool import PoolSettings, ReplicaPool
+from routing.pool import ReplicaPool
+from routing.pool_settings import PoolSettings
 from routing.replica import ReplicaState
 from routing.router import Router
 from routing.seat_control import SeatControl
@@ -85,7 +88,7 @@ class Gateway:
         """
         self.settings = settings
         self._is_draining = False
-        self._bodies = Bodies(self._max_body_bytes())
+        self._bodies = Bodies(int(settings.gateway.max_body_mb * 1024 * 1024))
         self._ledger = None if books is None else books.ledger
         self.metrics = Metrics(self._model_names, gauges(lambda: self.parts))
         self._key_uses = KeyUses(store)
@@ -104,10 +107,12 @@ class Gateway:
         fleet = Fleet(settings, router.pool, time.monotonic, self._on_fleet_change)
         dispatch = Dispatch(router, settings.lanes, time.monotonic, holdings=peers, kv_used_ratio=fleet.kv_used_ratio)
         seats = self._seat_control(router.pool)
+        models = ModelTable(settings.models, fleet.models, fleet.surfaces)
         return Parts(
             settings=settings,
             directory=Directory(store, self._on_directory_change, self._forget),
-            models=ModelTable(settings.models, fleet.models, fleet.surfaces),
+            models=models,
+            traffic=Traffic(settings.models, models),
             quotas=Quotas() if peers is None else Quotas(peers.meters, holdings=peers),
             router=router,
             dispatch=dispatch,
@@ -177,8 +182,8 @@ class Gateway:
             self._recount.changed()
 
     def _forget(self, projects: frozenset[str]) -> None:
-        self.parts.recorder.forget(projects)
-        self.parts.prefixes.forget(projects)
+        for memory in (self.parts.recorder, self.parts.prefixes, self.parts.kept_answers):
+            memory.forget(projects)
 
     def _moment(self) -> Moment:
         return Moment(self.parts.clock(), self.parts.unix())
@@ -191,9 +196,10 @@ class Gateway:
         """Put those settings into force that may change while requests run. Raises `ConfigError`; nothing is then."""
         self.parts.fleet.configure(settings.replicas)
         self.parts.models.configure(settings.models)
+        self.parts.traffic.configure(settings.models)
         self.parts.dispatch.configure(settings.lanes)
-        before, self.settings = self.settings, settings
-        self.parts.settings = settings
+        self.parts.router.pool.holdbacks.configure(settings.outliers.rules(), settings.slow_start.rules())
+        before, self.settings, self.parts.settings = self.settings, settings, settings
         if settings.telemetry != before.telemetry:
             logs.configure(settings.telemetry.log_level, "gateway")
 
@@ -275,6 +281,7 @@ class Gateway:
         """Stop taking work: readiness goes red, whoever waits for a seat is refused; streams go on."""
         self._is_draining = True
         self.parts.dispatch.close()
+        self.lifecycle.stop()
 
     def _lifespan(self, _app: Starlette) -> contextlib.AbstractAsyncContextManager[None]:
         others: list[Keeper] = [self._key_uses.follow, partial(self._budgets.follow, self._moment)]
@@ -283,12 +290,11 @@ class Gateway:
             others.append(self._recount.follow)
         return kept_up(self.parts, *others)
 
-    def _max_body_bytes(self) -> int:
-        return int(self.settings.gateway.max_body_mb * 1024 * 1024)
-
 
 def _routing(settings: Settings, claims: CacheClaims) -> tuple[Router, CacheIsolation, ExactIndex]:
     reserved = {lane: settings.lanes.of(lane).reserved_seats for lane in Lane}
-    pool = ReplicaPool(PoolSettings(reserved_seats=reserved))
+    pool = ReplicaPool(
+        PoolSettings(reserved, outliers=settings.outliers.rules(), slow_start=settings.slow_start.rules())
+    )
     isolation, exact = CacheIsolation(pool, claims), ExactIndex()
     return Router(pool, TokenRatios(), may_use=isolation.owners.may_use, exact=exact), isolation, exact

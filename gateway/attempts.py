@@ -14,15 +14,17 @@ from engines.contract import Fault, ReplicaError, Steering, UpstreamExchange
 from gateway import sse
 from gateway.admission import TurnHolder
 from gateway.errors import Refused
+from gateway.hedging import Hedges
 from gateway.language import keep_alive
 from gateway.ledger_intent import intent_of
 from gateway.owed import Owed
 from gateway.parts import Call, Parts
-from gateway.prefills import Prefills
+from gateway.prefills import Prefills, can_be_handed_over
 from gateway.relay import Preempted, Relay, Relayed
 from gateway.relays import relay_for
 from gateway.replica_connection import ReplicaConnection
 from gateway.request import InferenceRequest
+from gateway.retrying import UNREAD, may_retry, sooner
 from gateway.story import Story
 from gateway.turn import NO_CAPS, Turn, Waiting
 from gateway.turned_away import NoTurn, deadline_passed
@@ -34,9 +36,7 @@ from policies.tenant import Tenant
 from routing.query import RouteQuery
 from routing.step_model import Gaps
 
-_UNREAD = frozenset({Fault.CONNECT, Fault.STALE, Fault.BACKPRESSURE, Fault.UNSERVED})
-_RETRIABLE = _UNREAD | {Fault.RESET, Fault.STATUS, Fault.PROTOCOL}
-_UNCHARGED = _UNREAD | {Fault.CLIENT}  # no prompt was read
+_UNCHARGED = UNREAD | {Fault.CLIENT}  # no prompt was read
 _NO_ENDPOINT = frozenset({404, 405})  # statuses that no client can bring about by what it asks
 
 
@@ -46,6 +46,7 @@ class Attempts:
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self._prefills = Prefills(parts)
+        self._hedges = Hedges(parts, self._attempt, self._entry)
         self.num_relaying = 0
 
     async def run(self, call: Call, query: RouteQuery) -> None:
@@ -67,7 +68,10 @@ class Attempts:
                     if last is not None and not self._parts.retries.spend():
                         raise last
                     call.answer.keep_alive()
-                    await self._attempt(call, turn)
+                    if self._hedges.takes(call, turn):
+                        await self._hedges.run(call, turn)
+                    else:
+                        await self._attempt(call, turn)
                     return
             except Preempted:
                 call.story.preemptions += 1
@@ -78,11 +82,12 @@ class Attempts:
                     raise deadline_passed() from None
                 raise
             except ReplicaError as error:
-                last = _sooner(last, error)
-                if not self._may_retry(call, error):
+                last = sooner(last, error)
+                if not may_retry(self._parts, call, error):
                     raise last from None
                 assert call.story.decision is not None, "an attempt that failed was routed"
-                query = replace(query, excluded=query.excluded | {call.story.decision.chosen})
+                tried = {call.story.decision.chosen, call.story.hedge_replica}
+                query = replace(query, excluded=query.excluded | tried)
 
     def _entry(self, call: Call, query: RouteQuery, since: float) -> Entry:
         """The request as the queue sees it: its flow, weight, caps, how long it may wait, and when it first came."""
@@ -107,24 +112,17 @@ class Attempts:
             since=since,
         )
 
-    def _may_retry(self, call: Call, error: ReplicaError) -> bool:
-        return (
-            error.fault in _RETRIABLE
-            and not call.answer.has_content
-            and call.story.attempts - call.story.preemptions < self._parts.settings.retries.max_attempts
-            and self._parts.retries.can_spend()
-        )
-
     async def _attempt(self, call: Call, turn: Turn) -> None:
         """Send the request to the turn's replica, relay its answer, learn from it."""
         parts, story = self._parts, call.story
         assert story.request is not None, "attempts are made for requests that were read"
-        if not story.attempts:
+        if story.intended != story.model:
             parts.journal.intend(intent_of(story, turn.decision))  # what is not written down is not sent
+            story.intended = story.model
         story.attempts += 1
         story.decision = turn.decision
         story.queued_s = (story.queued_s or 0.0) + turn.queued_s
-        if turn.lease.replica.spec.is_decoder and story.request.inputs is None:
+        if turn.lease.replica.spec.is_decoder and can_be_handed_over(story.request):
             await self._prefill(call, turn)
         relay = relay_for(call, story.request, turn, parts.settings.timeouts, parts.clock())
         story.relayed, story.owed = relay.relayed, Owed.ALL
@@ -209,8 +207,9 @@ class Attempts:
         path = request.surface.value if request.inputs is None else adapter.paths.get(request.inputs.surface)
         if path is None:
             raise ReplicaError(Fault.UNSERVED, "this kind of engine has no such endpoint")
-        body = adapter.body(request.fields, steering)
-        return replica.upstream.send(path, adapter.headers(steering, replica.api_key), body, relay)
+        body = adapter.body(request.fields, steering) if request.form is None else adapter.form(request.form, steering)
+        sink = relay if call.recording is None else call.recording.of(relay)
+        return replica.upstream.send(path, adapter.headers(steering, replica.api_key), body, sink)
 
     def _cost(self, turn: Turn, relayed: Relayed) -> float:
         """What the request has cost its tenant so far: as reported, else the predicted rest and the chunks counted."""
@@ -224,7 +223,8 @@ class Attempts:
     def _settle(self, turn: Turn, relayed: Relayed, sent_at: float, inputs: Inputs | None) -> None:
         if turn.prefilled is not None and relayed.usage is not None:  # what came over counts as cached where it came to
             relayed.usage = relayed.usage.with_cached(turn.prefilled.cached_tokens)
-        usage, first = relayed.usage, relayed.first_content_at
+        teaches = inputs is None or inputs.teaches
+        usage, first = relayed.usage if teaches else None, relayed.first_content_at if teaches else None
         turn.cost = self._cost(turn, relayed)
         self._learn_steps(turn, relayed, generates=inputs is None)
         if inputs is not None:
@@ -285,10 +285,3 @@ def caps_of(tenant: Tenant, lane: Lane) -> CapLimits:
     cap = tenant.limits.batch_cap
     per_replica = None if cap is None else cap.get(lane)
     return NO_CAPS if per_replica is None else CapLimits(per_replica=per_replica)
-
-
-def _sooner(last: ReplicaError | None, error: ReplicaError) -> ReplicaError:
-    """Which failure to tell: of several busy replicas the one that asks for the shortest wait, else the latest."""
-    if last is None or last.fault is not Fault.BACKPRESSURE or error.fault is not Fault.BACKPRESSURE:
-        return error
-    return min(last, error, key=lambda one: one.retry_after_s or 0.0)

@@ -3,10 +3,12 @@
 Only this node's supervisor can reach it: the socket lies in a private folder.
 """
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
+from msgspec import structs
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import Response
@@ -15,16 +17,17 @@ from starlette.routing import Route
 from gateway.announced import Announcement
 from gateway.cache_control import CacheControl
 from gateway.errors import ClientError, Problem
+from gateway.gauges import ledger_counts
 from gateway.isolation import NotReleasable
 from gateway.lifecycle import Lifecycle
 from gateway.parts import Parts
 from gateway.request import Surface, read
 from gateway.route_key import route_key
 from gateway.settings import ConfigError, Settings
-from observability.metrics import GaugeRows, Metrics
+from observability.metrics import Metrics
 from observability.records import RequestRecord
 from policies.lane import Lane
-from routing.decision import Actual, NoReplica, RouteDecision
+from routing.decision import Actual, Hedge, NoReplica, RouteDecision
 from routing.query import RouteQuery
 from routing.replica import Replica
 
@@ -96,7 +99,9 @@ class Control:
         record, decision = found or (None, None)
         if record is None or decision is None:
             return _missing("no routed request of this id is remembered")
-        return _json(decision.receipt(record.request_id, _actual(record)))
+        receipt = decision.receipt(record.request_id, _actual(record))
+        hedge = Hedge(record.hedge_replica, record.hedge) if record.hedge else None
+        return _json(structs.replace(receipt, hedge=hedge))
 
     async def replicas(self, _request: Request) -> Response:
         """Every replica as this gateway sees it."""
@@ -108,6 +113,7 @@ class Control:
                 "cache": cache_of(replica.spec),
                 "kv_events": self._parts.kv_streams.state_of(replica.name),
                 "load": loads.get(replica.name),
+                "held_back": self._parts.router.pool.holdbacks.told(replica, self._parts.clock()),
             }
             for replica in self._parts.router.pool
         ]
@@ -207,11 +213,13 @@ def statistics(parts: Parts, lifecycle: Lifecycle) -> dict[str, object]:
             "reservations": parts.quotas.num_reservations,
             "limit_takes": parts.quotas.meters.statistics()["takes"],
             "relaying": lifecycle.num_relaying,
+            "mirrored": lifecycle.num_mirrored,
             "intents": parts.journal.num_open,
             "unwritten_responses": parts.conversations.num_pending,
             "upstream": parts.fleet.num_upstream(),
         },
-        "ledger": _ledger(parts),
+        "ledger": ledger_counts(parts),
+        "tasks": len(asyncio.all_tasks()),
         "replicas": len(pool.replicas),
         "keys": parts.directory.num_keys,
         "remembered": len(parts.recorder),
@@ -219,44 +227,6 @@ def statistics(parts: Parts, lifecycle: Lifecycle) -> dict[str, object]:
         "exact_blocks": len(parts.kv_streams.index),
         "exact_blocks_dropped": parts.kv_streams.index.num_dropped,
     }
-
-
-def _ledger(parts: Parts) -> dict[str, int]:
-    parts.journal.check()  # an idle gateway has no other occasion to notice that its file was taken away
-    return {"dropped": parts.journal.num_dropped, "restored": parts.journal.num_restored}
-
-
-def gauges(parts: Callable[[], Parts]) -> Callable[[], GaugeRows]:
-    """The gauges of `/metrics` and what is counted elsewhere, read at each scrape."""
-
-    def rows() -> GaugeRows:
-        now = parts()
-        for model, lane, depth in now.dispatch.depths():
-            yield "warmlane_queue_depth", {"model": model, "lane": lane.value}, depth
-        if now.peers is not None:
-            yield "warmlane_gateways", {}, now.peers.num_gateways
-            yield "warmlane_gateways_degraded", {}, now.peers.is_degraded
-            yield "warmlane_limits_degraded", {}, now.peers.is_limits_degraded
-        yield from () if now.gossip is None else now.gossip.gauges()
-        ledger = _ledger(now)
-        yield "warmlane_ledger_dropped_total", {}, ledger["dropped"]
-        yield "warmlane_ledger_restored_total", {}, ledger["restored"]
-        loads = dict(now.fleet.loads())
-        for replica in now.router.pool.statistics().replicas:
-            label = {"replica": replica.name}
-            yield "warmlane_replica_seats", label, replica.seats
-            yield "warmlane_bulk_seats", label, replica.bulk_seats
-            yield "warmlane_replica_state", {**label, "state": replica.state.value}, 1
-            load = loads.get(replica.name)
-            running = load.running if load and load.running is not None else sum(replica.in_flight.values())
-            yield "warmlane_replica_running", label, running
-            if load is not None and load.waiting is not None:
-                yield "warmlane_replica_waiting", label, load.waiting
-            if load is not None and load.kv_used_ratio is not None:
-                yield "warmlane_replica_kv_used_ratio", label, load.kv_used_ratio
-            yield from now.kv_streams.gauges(replica.name)
-
-    return rows
 
 
 def _entry(replica: Replica) -> dict[str, object]:

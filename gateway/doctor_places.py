@@ -12,9 +12,10 @@ import psutil
 from gateway.finding import Finding, Health, Patient
 from gateway.fleet import api_key
 from gateway.home import Home, HomeError, store_path, try_to_write
+from gateway.model_settings import ModelSection
 from gateway.ports import PortUnusable, check_port
 from gateway.prompt_tokens import unreadable
-from gateway.settings import ConfigError, ModelSection, ReplicaSection
+from gateway.settings import ConfigError, ReplicaSection
 from gateway.stores import is_made, opened, store_name
 from policies.store import StoreError
 

@@ -34,12 +34,12 @@ class Problem:
         return msgspec.json.encode({"error": error})
 
     def event(self) -> bytes:
-        """The same as a stream event; `code` carries the status, which can no longer be sent as one."""
+        """The same as a stream event; `code` carries the status as text, which can no longer be sent as one."""
         error = {
             "message": self.message,
             "type": self.type,
             "param": self.param,
-            "code": self.status,
+            "code": str(self.status),
             "reason": self.code,
         }
         return b"data: " + msgspec.json.encode({"error": error}) + b"\n\n"

@@ -212,7 +212,7 @@ class Fleet:
             )
         if is_announced and replica.state is ReplicaState.JOINING:
             # A worker is announced once it answered. One that was lost since, in this same life, must answer again.
-            self._pool.move(announced.name, ReplicaState.READY)
+            self._pool.move(announced.name, ReplicaState.READY, self._clock())
         self._index()
 
     def _detach(self, name: str) -> None:
@@ -247,7 +247,7 @@ class Fleet:
         if self._connections.get(name) is not connection:
             return
         target = connection.probes.observe(probe, replica.state, self._clock(), connection.last_heard_at)
-        if target is not None and self._pool.move(name, target):
+        if target is not None and self._pool.move(name, target, self._clock()):
             log = logs.get().info if target is ReplicaState.READY else logs.get().warning
             log("replica.moved", replica=name, state=target.value, probe=probe.value)
             if target is ReplicaState.LOST:

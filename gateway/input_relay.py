@@ -17,7 +17,7 @@ from gateway.relay import MAX_ANSWER_BYTES, Relayed, WholeRelay
 from gateway.settings import TimeoutSection
 from gateway.sink import ClientSink
 from gateway.vector_answers import AnswerHead
-from gateway.wanted import Inputs, Ranking, Scores, Text, TokenCount, TokenList, Vectors
+from gateway.wanted import Inputs, Ranking, Scores, Text, TokenCount, TokenList, Transcript, Vectors
 
 # An engine that has no such endpoint, or was started without what it needs (llama-server: 501; providers: 403).
 UNSERVED = frozenset({403, 404, 405, 501})
@@ -82,12 +82,14 @@ def shaped(body: bytes, inputs: Inputs, head: AnswerHead) -> Shaped:
                 return vector_answers.ranking(body, wanted, head)
             case Scores() as wanted:
                 return vector_answers.scores(body, wanted, head)
-            case TokenCount():
-                return token_answers.count(body), None
+            case TokenCount(kind):
+                return token_answers.count(body, kind), None
             case TokenList():
                 return token_answers.tokens(body), None
             case Text():
                 return token_answers.text(body), None
+            case Transcript():
+                raise AssertionError("transcripts have relays of their own")
     except (msgspec.MsgspecError, ValueError, OverflowError, RecursionError) as error:
         raise ReplicaError(Fault.PROTOCOL, f"the engine's answer is not one: {error}") from None
 

@@ -16,6 +16,9 @@ from gateway.anthropic_api.request import prompt_fields
 from gateway.errors import ClientError
 from gateway.fields import LARGE_BYTES, reader, typed
 from gateway.prompt import TokenId, chat_prompt
+from gateway.responses_api.paths import INPUT_TOKENS
+from gateway.responses_api.request import counted_fields
+from gateway.responses_api.state import Earlier
 from gateway.wanted import Inputs, Ranking, Scores, Text, TokenCount, TokenList, Vectors
 
 MAX_INPUTS = 2048  # OpenAI's; of texts, documents and pairs
@@ -43,13 +46,15 @@ _MAX_IDS = 1 << 18  # chosen: above the context of most models; the engine has i
 _ID_BYTES = 12  # of a token id with what stands between two
 
 
-def read_inputs(surface: str, fields: dict[str, Raw]) -> Inputs:
+def read_inputs(surface: str, fields: dict[str, Raw], earlier: Earlier) -> Inputs:
     """What a body of one of these surfaces asks for. Raises `ClientError` (400) naming the field that is wrong.
 
-    Documents given as objects become texts in `fields`: the only form that all engines take.
+    Documents given as objects become texts in `fields`: the only form that all engines take. `earlier`: see `read`.
     """
     if typed(fields, "stream", _flag):
         raise ClientError(f"{surface} answers at once: stream must not be true", param="stream")
+    if surface == INPUT_TOKENS:
+        return _count_of(counted_fields(fields, earlier), fields, "response.input_tokens")
     return _READERS[surface](fields)
 
 
@@ -108,12 +113,15 @@ def _read_tokenize(fields: dict[str, Raw]) -> Inputs:
 
 
 def _read_count(fields: dict[str, Raw]) -> Inputs:
-    """Anthropic's; it is counted as the chat that its conversation is here."""
-    found = prompt_fields(fields)
+    return _count_of(prompt_fields(fields), fields, "")
+
+
+def _count_of(found: dict[str, Raw], fields: dict[str, Raw], kind: str) -> Inputs:
+    """A conversation is counted as the chat that it is here, of these fields."""
     for name in fields.keys() - {"model", "service_tier"}:
         del fields[name]
     fields.update(found)
-    return Inputs(TOKENIZE_CHAT, TokenCount(), bytes(found["messages"]), is_free=True)
+    return Inputs(TOKENIZE_CHAT, TokenCount(kind), bytes(found["messages"]), is_free=True)
 
 
 def _read_detokenize(fields: dict[str, Raw]) -> Inputs:

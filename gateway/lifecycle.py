@@ -21,13 +21,16 @@ from gateway.errors import ClientError, Refused
 from gateway.fields import LARGE_BYTES
 from gateway.language import OPENAI
 from gateway.languages import language_of
+from gateway.mirrors import Mirrors
 from gateway.outcome import Outcome
 from gateway.parts import Call, Parts
-from gateway.request import InferenceRequest, Surface, asked_lane, read
-from gateway.reserving import Reserving
+from gateway.request import FORMS, InferenceRequest, Surface, asked_lane, read
+from gateway.reserving import Held, Reserving
+from gateway.response_cache.cache import ResponseCache
 from gateway.route_key import route_key
 from gateway.sink import ClientSink, Incoming
 from gateway.story import Story
+from gateway.traffic import is_trouble
 from gateway.turned_away import nobody_serves
 from gateway.wanted import Inputs, TokenCount
 from gateway.warm_place import WarmPlace
@@ -49,12 +52,23 @@ class Lifecycle:
         self._parts = parts
         self._attempts = Attempts(parts)
         self._reserving = Reserving(parts)
+        self._cache = ResponseCache(parts)
+        self._mirrors = Mirrors(parts)
         self.num_in_flight = 0
 
     @property
     def num_relaying(self) -> int:
         """Attempts that are under way."""
         return self._attempts.num_relaying
+
+    @property
+    def num_mirrored(self) -> int:
+        """Copies for a mirror that are under way."""
+        return len(self._mirrors)
+
+    def stop(self) -> None:
+        """Drop what no client waits for."""
+        self._mirrors.stop()
 
     async def serve(self, incoming: Incoming, sink: ClientSink) -> None:
         """Answer one request. Never raises but `CancelledError`; when it returns nothing is held any more."""
@@ -129,20 +143,68 @@ class Lifecycle:
         """Reserve, read, and let attempts do the rest. `elsewhere`: replicas that must not answer; None: any may."""
         # Limits come before the body is read: whoever is over them must not cost the others that time.
         with await self._reserving.arrive(call, principal.tenant, lane) as held:
-            query = await self._read(call, principal, lane)
-            await held.expect(query)
-            request = call.story.request
-            assert request is not None, "just read"
-            if request.inputs is not None and self._counts_itself(request.inputs, query.model):
-                await self._count(call, request, query.model)
-                return
-            if elsewhere is not None:
-                query = replace(query, excluded=elsewhere, labels=frozenset())  # wherever else the lane may go
-            elif request.segments:
-                self._diagnose(call, query, request.segments)
-            if request.is_streaming:
-                call.answer.admit()
-            await self._attempts.run(call, query)
+            request = await self._read(call, principal)
+            asked = call.story.model = self._parts.models.resolve(request.model, principal.tenant)
+            model = self._variant(asked, request, call)
+            try:
+                await self._serve(call, held, principal, model, elsewhere)
+            except (Refused, ReplicaError) as error:
+                if elsewhere is not None or not await self._fell_back(call, held, principal, asked, error):
+                    raise
+
+    async def _serve(
+        self, call: Call, held: Held, principal: Principal, model: str, elsewhere: AbstractSet[str] | None = None
+    ) -> None:
+        """Have replicas of the model answer what was read."""
+        request = call.story.request
+        assert request is not None, "just read"
+        call.story.model = model
+        query = await self._query(call, request, model, principal)
+        cache = self._cache
+        if cache.is_on and elsewhere is None and await cache.answered(call, held, model):
+            return
+        await held.expect(query)
+        if request.inputs is not None and self._counts_itself(request.inputs, query.model):
+            await self._count(call, request, query.model)
+            return
+        if elsewhere is not None:
+            query = replace(query, excluded=elsewhere, labels=frozenset())  # wherever else the lane may go
+        elif request.segments:
+            self._diagnose(call, query, request.segments)
+            self._mirrors.note(call, query)
+        if request.is_streaming:
+            call.answer.admit()
+        await self._attempts.run(call, query)
+        if call.recording is not None:
+            cache.keep(call)
+
+    async def _fell_back(
+        self, call: Call, held: Held, principal: Principal, asked: str, error: Refused | ReplicaError
+    ) -> bool:
+        """Whether another model answered in its place. If none can, its own failure is what is told."""
+        parts, story, last = self._parts, call.story, error
+        request, served = story.request, story.model
+        names = () if request is None else parts.traffic.fallbacks(asked, request, principal.tenant)
+        for model in names:
+            if not is_trouble(last) or call.answer.has_content or call.is_late(parts.clock()):
+                break
+            if model == served or (isinstance(last, ReplicaError) and not parts.retries.spend()):
+                continue
+            held.let_go()
+            call.tell_model(model)
+            logs.get().info("request.fell_back", request_id=story.request_id, asked=asked, model=model)
+            try:
+                await self._serve(call, held, principal, model)
+            except ClientError:
+                continue  # it does not serve this, or may not for this tenant's money
+            except (Refused, ReplicaError) as failed:
+                if call.answer.has_content:
+                    raise
+                last = failed if is_trouble(failed) else last
+            else:
+                return True
+        story.model = served
+        return False
 
     def _diagnose(self, call: Call, query: RouteQuery, segments: Sequence[bytes]) -> None:
         """Where its prompt differs from the one before."""
@@ -150,22 +212,41 @@ class Lifecycle:
         tenant, now = call.story.principal.tenant, call.incoming.arrived_at
         self._parts.prefixes.note(tenant.project_id, tenant.organization_id, query.model, query.key, segments, now=now)
 
-    async def _read(self, call: Call, principal: Principal, lane: Lane) -> RouteQuery:
+    async def _read(self, call: Call, principal: Principal) -> InferenceRequest:
         """What is asked for; a large body is read beside the loop, which serves others meanwhile."""
         surface, body = _SURFACES[call.incoming.path], call.incoming.body
         num_bytes, earlier = len(body), None
-        if surface is Surface.RESPONSES:
+        if surface in (Surface.RESPONSES, Surface.INPUT_TOKENS):
             earlier = await self._parts.conversations.earlier(body, principal.tenant.project_id)
             num_bytes += earlier.num_bytes
         is_large = num_bytes > LARGE_BYTES
-        request = await asyncio.to_thread(read, surface, body, earlier) if is_large else read(surface, body, earlier)
+        kind = call.incoming.header(b"content-type") or b"" if surface in FORMS else b""
+        given = (surface, body, earlier, kind)
+        request = await asyncio.to_thread(read, *given) if is_large else read(*given)
         call.story.request = request
-        model = call.story.model = self._parts.models.resolve(request.model, principal.tenant)
+        call.deadline = read_deadline(call.incoming)
+        call.traceparent = read_traceparent(call.incoming)
+        return request
+
+    def _variant(self, model: str, request: InferenceRequest, call: Call) -> str:
+        """Who answers for a model: itself, or the variant that its conversation was drawn to."""
+        traffic = self._parts.traffic
+        if request.inputs is not None or not traffic.has_variants(model):
+            return model
+        assert call.story.principal is not None, "only authenticated requests are read"
+        salt = call.story.principal.tenant.cache_salt
+        found = traffic.variant(model, route_key(model, salt, request, self._parts.router.ratios).home)
+        if found != model:
+            call.tell_model(found)
+        return found
+
+    async def _query(self, call: Call, request: InferenceRequest, model: str, principal: Principal) -> RouteQuery:
+        """What the router is asked. Raises `Refused` (503) where nobody ever serves the model."""
+        assert call.story.lane is not None, "classified"
+        lane = call.story.lane
         if model not in self._parts.fleet.models() and not self._is_expected(model):
             raise nobody_serves()
         needs = self._needs(call, request, model, principal)
-        call.deadline = read_deadline(call.incoming)
-        call.traceparent = read_traceparent(call.incoming)
         salt = principal.tenant.cache_salt
         key = route_key(model, salt, request, self._parts.router.ratios)
         return RouteQuery(
@@ -197,10 +278,12 @@ class Lifecycle:
         return self._parts.fleet.surfaces.needs(model, inputs.surface) is None and self._parts.tokens.knows(model)
 
     async def _count(self, call: Call, request: InferenceRequest, model: str) -> None:
+        wanted = None if request.inputs is None else request.inputs.wanted
+        assert isinstance(wanted, TokenCount), "only those are counted here"
         count = await self._parts.tokens.count(model, request.fields)
         if count is None:
             raise ClientError("this conversation cannot be put into the model's chat template", param="messages")
-        call.answer.whole(200, token_answers.counted(count), [])
+        call.answer.whole(200, token_answers.counted(count, wanted.object), [])
 
     def _is_expected(self, model: str) -> bool:
         """Whether the configuration has somebody for it, who may still come."""

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
 from gateway.errors import ClientError
+from gateway.model_settings import ModelSection
 from gateway.model_surfaces import ModelSurfaces
 from gateway.outcome import Outcome
-from gateway.settings import ModelSection
 from policies.tenant import Tenant
 
 
@@ -73,6 +73,11 @@ class ModelTable:
                 outcome=Outcome.FORBIDDEN,
             )
         return name
+
+    def allows(self, name: str, tenant: Tenant) -> bool:
+        """Whether the tenant may use a model, by its real name."""
+        allowed = tenant.limits.models
+        return allowed is None or self._is_allowed(name, allowed)
 
     def _with_facts(self, model: ServedModel) -> ServedModel:
         """What the configuration leaves open, as the engines say."""

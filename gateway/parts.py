@@ -1,7 +1,7 @@
 """What the path of a request is made of: the parts of the process, and one request on its way."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cache_affinity.diagnosis import PrefixDiagnosis
 from engines.contract import Headers
@@ -19,22 +19,27 @@ from gateway.models import ModelTable
 from gateway.peers import Peers
 from gateway.prompt_tokens import PromptTokens
 from gateway.recorder import Recorder
+from gateway.response_cache.answers import KeptAnswers
+from gateway.response_cache.recording import Recording
 from gateway.settings import Settings
 from gateway.sink import ClientSink, Incoming
 from gateway.story import Story
+from gateway.traffic import Traffic
 from policies.output_estimate import OutputEstimates
 from policies.quota import Quotas
 from policies.retry import RetryBudget
 from routing.router import Router
 from routing.seat_control import SeatControl
 
+MODEL_HEADER = b"x-warmlane-model"
+
 
 @dataclass(slots=True)
 class Parts:
     """What the lifecycle works with; `app.py` makes them. `clock`: monotonic seconds, `unix`: Unix seconds.
 
-    `settings`: those in force; a reload puts others in their place, so ask at every use. What is in `models` and
-    `dispatch` follows it. The rest never changes.
+    `settings`: those in force; a reload puts others in their place, so ask at every use. What is in `models`,
+    `traffic` and `dispatch` follows it. The rest never changes.
 
     `peers`: the other gateways, None where this one shares nothing; `gossip`: what is told between them, if anything.
     """
@@ -42,6 +47,7 @@ class Parts:
     settings: Settings
     directory: Directory
     models: ModelTable
+    traffic: Traffic
     quotas: Quotas
     router: Router
     dispatch: Dispatch
@@ -61,11 +67,15 @@ class Parts:
     unix: Callable[[], float]
     peers: Peers | None = None
     gossip: Gossip | None = None
+    kept_answers: KeptAnswers = field(default_factory=KeptAnswers)
 
 
 @dataclass(slots=True)
 class Call:
-    """One request on its way: what came, where the answer goes, and what has happened so far."""
+    """One request on its way: what came, where the answer goes, and what has happened so far.
+
+    `recording`: writes down what its engine says, None for nobody.
+    """
 
     incoming: Incoming
     sink: ClientSink
@@ -74,3 +84,13 @@ class Call:
     story: Story
     deadline: float | None = None
     traceparent: str | None = None
+    recording: Recording | None = None
+
+    def is_late(self, now: float) -> bool:
+        """Whether the client's own deadline has passed."""
+        return self.deadline is not None and now >= self.deadline
+
+    def tell_model(self, name: str) -> None:
+        """Another model than the one that was named answers: the client is told, if its headers are not out yet."""
+        self.headers[:] = [(key, value) for key, value in self.headers if key != MODEL_HEADER]
+        self.headers.append((MODEL_HEADER, name.encode()))

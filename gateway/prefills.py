@@ -16,6 +16,7 @@ from gateway.chunks import read_answer
 from gateway.parts import Call, Parts
 from gateway.relay import Relay
 from gateway.replica_connection import ReplicaConnection
+from gateway.request import InferenceRequest
 from gateway.settings import TimeoutSection
 from gateway.sink import ClientSink
 from gateway.turn import Prefilled, Turn, Waiting
@@ -31,6 +32,23 @@ _OF_ANSWERS = frozenset(
         "logprobs", "top_logprobs", "prompt_logprobs",
     }
 )  # fmt: skip
+_OF_PROMPTS = ("echo", "prompt_logprobs")
+_NOT_ASKED = (b"null", b"false")
+
+
+def can_be_handed_over(request: InferenceRequest) -> bool:
+    """Whether what one replica reads is all that another needs: the KV of one prompt, for one answer to it.
+
+    Several answers would each fetch the same blocks, which their reader frees after the first; and what is said of
+    the prompt's own tokens can be said only by who reads it.
+    """
+    fields = request.fields
+    return (
+        request.inputs is None
+        and request.num_choices == 1
+        and all(bytes(fields.get(name, b"null")) in _NOT_ASKED for name in _OF_PROMPTS)
+        and bytes(fields.get("best_of", b"null")) in (b"null", b"1")
+    )
 
 
 class Prefills:
@@ -65,7 +83,9 @@ class Prefills:
         try:
             relayed = await relay.run(self._send(call, decision, relay, replica))
         except ReplicaError as error:
-            parts.router.observe_failure(lease, error.fault, parts.clock(), retry_after_s=error.retry_after_s)
+            # The client's own haste says nothing of the replica.
+            if error.fault is not Fault.TIMEOUT or not _is_past(call.deadline, parts.clock()):
+                parts.router.observe_failure(lease, error.fault, parts.clock(), retry_after_s=error.retry_after_s)
             raise
         finally:
             replica.ended(relay)
@@ -96,6 +116,11 @@ class Prefills:
         body = adapter.body(fields, steering)
         headers = adapter.headers(steering, replica.api_key)
         return replica.upstream.send(story.request.surface.value, headers, body, relay)
+
+
+def _is_past(deadline: float | None, now: float) -> bool:
+    """Timers may fire a little early: what is as good as past is past."""
+    return deadline is not None and now >= deadline - 0.005
 
 
 class _Told(msgspec.Struct):
@@ -130,3 +155,5 @@ class _PrefillRelay(Relay):
             raise ReplicaError(Fault.PROTOCOL, f"the engine's answer is not one: {error}") from None
         if self.transfer in (b"", b"null"):
             raise ReplicaError(Fault.PROTOCOL, "the engine told no kv_transfer_params: it runs without a KV connector")
+        if not self.transfer.startswith(b"{"):
+            raise ReplicaError(Fault.PROTOCOL, "the engine's kv_transfer_params are no object")

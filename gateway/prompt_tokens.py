@@ -207,7 +207,7 @@ class _Worker:
                 add_generation_prompt=request.add_generation_prompt,
                 continue_final_message=bool(request.continue_final_message),
             )
-        except ApiError:
+        except (ApiError, RecursionError):  # of tools that are nested too deeply
             return None
         return prompt.tokens
 

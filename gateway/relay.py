@@ -200,9 +200,9 @@ class Relay(ABC):
         if not self._answer.has_content:
             self._fail(ReplicaError(Fault.RESET, "the replica stopped answering"))
 
-    def preempt(self) -> None:
-        """End the attempt with `Preempted`, unless it has ended."""
-        self._fail(Preempted())
+    def preempt(self, why: Preempted | None = None) -> None:
+        """End the attempt with `Preempted`, or what is given of its kind, unless it has ended."""
+        self._fail(why or Preempted())
 
     def _fail(self, error: ReplicaError | Preempted) -> None:
         if not self._ended.done():

@@ -17,7 +17,7 @@ from gateway.config_errors import sentences
 from gateway.fleet import api_key
 from gateway.home import HomeError, write_private
 from gateway.lane_settings import LanesSection
-from gateway.settings import ConfigError, ConfigFile, Settings
+from gateway.settings import ConfigError, ConfigFile, ResponseCacheSection, Settings
 from observability.metrics import GaugeRows
 
 HANDED_NAME = "settings.json"
@@ -31,12 +31,21 @@ _LIVE = frozenset(
         "timeouts.total_s",
         "timeouts.keepalive_s",
         "retries.max_attempts",
+        "retries.replica_budget_ratio",
+        "outliers.max_ejected_share",
+        "outliers.first_s",
+        "outliers.max_s",
+        "slow_start.window_s",
+        "hedging.max_share",
+        "hedging.quantile",
+        *(f"response_cache.{key}" for key in ResponseCacheSection.model_fields),
         *(f"lanes.{lane}.{key}" for lane in LanesSection.model_fields for key in ("labels", "queue", "max_wait_s")),
         "lanes.standard.weight",
         "lanes.bulk.weight",
         "lanes.bulk.lift_after_s",
     }
 )
+_IN_PART = ("telemetry", "timeouts", "retries", "outliers", "slow_start", "hedging", "response_cache")
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +67,7 @@ def compare(old: Settings, new: Settings) -> Reloaded:
 def merged(old: Settings, new: Settings) -> Settings:
     """The old settings with whatever can change at once taken from the new."""
     lanes = {name: _live_part(f"lanes.{name}", old.lanes, new.lanes) for name in type(old.lanes).model_fields}
-    update: dict[str, Any] = {name: _live_part(name, old, new) for name in ("telemetry", "timeouts", "retries")}
+    update: dict[str, Any] = {name: _live_part(name, old, new) for name in _IN_PART}
     update |= {"models": new.models, "replicas": new.replicas, "lanes": old.lanes.model_copy(update=lanes)}
     return old.model_copy(update=update)
 

@@ -11,13 +11,15 @@ import msgspec
 from msgspec import Meta, Raw
 
 from engines.adapters import surfaces
+from engines.contract import Part
 from gateway.anthropic_api import paths
 from gateway.anthropic_api.request import read_messages
+from gateway.audio.request import read_audio
 from gateway.errors import ClientError
 from gateway.fields import reader, top_level, typed
 from gateway.inputs import read_inputs
 from gateway.prompt import TokenId, chat_prompt, completion_prompt
-from gateway.responses_api.paths import RESPONSES
+from gateway.responses_api.paths import INPUT_TOKENS, RESPONSES
 from gateway.responses_api.request import read_responses
 from gateway.responses_api.state import Earlier
 from gateway.translation import Translate
@@ -38,9 +40,13 @@ class Surface(Enum):
     MESSAGES = paths.MESSAGES
     COUNT_TOKENS = paths.COUNT_TOKENS
     RESPONSES = RESPONSES
+    INPUT_TOKENS = INPUT_TOKENS
+    TRANSCRIPTIONS = surfaces.TRANSCRIPTIONS
+    TRANSLATIONS = surfaces.TRANSLATIONS
 
 
 GENERATING = (Surface.CHAT, Surface.COMPLETIONS, Surface.MESSAGES, Surface.RESPONSES)
+FORMS = (Surface.TRANSCRIPTIONS, Surface.TRANSLATIONS)  # asked by a form; what they say is no chat
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +58,8 @@ class InferenceRequest:
     first user message): they choose a cold prompt's home. `num_choices`: answers to one request, `n` for each prompt.
     `tier_lane`: what `service_tier` asks for. `max_output_tokens`: for all choices. `home_hint`: what the client says
     belongs together (`prompt_cache_key`, else `session_id`), as it spelled it; empty for nothing usable. `inputs`: what
-    is asked of a surface that generates no text; None of one that does. Then there are no segments, and never a stream.
+    is asked of a surface that generates no text; None of one that does. Then there are no segments, and only of audio a
+    stream. `form`: of a surface that is asked by one, its parts instead of `fields`.
     `translate`: of a request in another language, which is a chat here (`surface`, `fields`); None of one in its own.
     """
 
@@ -69,6 +76,7 @@ class InferenceRequest:
     home_hint: bytes = b""
     inputs: Inputs | None = None
     translate: Translate | None = None
+    form: tuple[Part, ...] | None = None
 
     @property
     def prompt_bytes(self) -> int:
@@ -122,19 +130,18 @@ MAX_HINT_BYTES = 1024  # chosen: ids are shorter
 MAX_MODEL_CHARS = 256  # chosen: twice the longest name that can be configured
 
 
-def read(surface: Surface, body: bytes, earlier: Earlier | None = None) -> InferenceRequest:
+def read(surface: Surface, body: bytes, earlier: Earlier | None = None, content_type: bytes = b"") -> InferenceRequest:
     """The request in `body`. Raises `ClientError` (400) naming the field that is wrong.
 
-    `earlier`: what was found of the responses that it names, of one that may name some.
+    `earlier`: what was found of the responses that it names, of one that may name some. `content_type`: of a form.
     """
+    if surface in FORMS:
+        return _read_form(surface, body, content_type)
     fields = top_level(body)
     model = typed(fields, "model", _string)
-    if not model:
-        raise ClientError("model must be a string that names a model; GET /v1/models lists them", param="model")
-    if len(model) > MAX_MODEL_CHARS:
-        raise ClientError(f"model may have at most {MAX_MODEL_CHARS} characters", param="model")
+    _check_model(model)
     if surface not in GENERATING:
-        return _read_inputs(surface, model, fields)
+        return _read_inputs(surface, model, fields, earlier or Earlier())
     tier_lane, translate = _tier_lane(fields), None
     if surface is Surface.MESSAGES:
         fields, translate = read_messages(fields)
@@ -166,8 +173,8 @@ def read(surface: Surface, body: bytes, earlier: Earlier | None = None) -> Infer
     )
 
 
-def _read_inputs(surface: Surface, model: str, fields: dict[str, Raw]) -> InferenceRequest:
-    inputs = read_inputs(surface.value, fields)
+def _read_inputs(surface: Surface, model: str, fields: dict[str, Raw], earlier: Earlier) -> InferenceRequest:
+    inputs = read_inputs(surface.value, fields, earlier)
     return InferenceRequest(
         surface=surface,
         model=model,
@@ -181,6 +188,32 @@ def _read_inputs(surface: Surface, model: str, fields: dict[str, Raw]) -> Infere
         tier_lane=_tier_lane(fields),
         inputs=inputs,
     )
+
+
+def _read_form(surface: Surface, body: bytes, content_type: bytes) -> InferenceRequest:
+    asked = read_audio(surface.value, body, content_type)
+    _check_model(asked.model)
+    return InferenceRequest(
+        surface=surface,
+        model=asked.model,
+        fields={},
+        segments=(),
+        home_segments=0,
+        is_streaming=asked.is_streaming,
+        wants_usage=False,
+        num_choices=1,
+        max_output_tokens=0,
+        tier_lane=None,
+        inputs=asked.inputs,
+        form=asked.form,
+    )
+
+
+def _check_model(model: str | None) -> None:
+    if not model:
+        raise ClientError("model must be a string that names a model; GET /v1/models lists them", param="model")
+    if len(model) > MAX_MODEL_CHARS:
+        raise ClientError(f"model may have at most {MAX_MODEL_CHARS} characters", param="model")
 
 
 def _tier_lane(fields: dict[str, Raw]) -> Lane | None:

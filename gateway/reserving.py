@@ -15,11 +15,11 @@ from cache_affinity.ratio import TokenRatio
 from engines.contract import Headers, ReplicaError
 from gateway.errors import ClientError, Refused
 from gateway.limit_headers import limit_headers
+from gateway.model_settings import ModelSection
 from gateway.outcome import Outcome
 from gateway.owed import NOTHING, Done, Owed, done
 from gateway.parts import Call, Parts
 from gateway.relay import Relayed
-from gateway.settings import ModelSection
 from gateway.tenant_ratios import TenantRatios
 from gateway.wanted import Inputs
 from policies.in_flight import Unit
@@ -133,7 +133,7 @@ class Held(Struct, eq=False):
         self.expected_output = output
         story.reserved_tokens = prompt + output
         self.price = price = self.prices.get(model)
-        least = None
+        story.reserved_nanousd = least = None
         if price is not None:
             story.reserved_nanousd, least = price.expected(prompt, output)
         if reservation.has_budgets:
@@ -145,6 +145,11 @@ class Held(Struct, eq=False):
                 await self._hold_again(reservation, expected, rejected, moment)
             if reservation.shadowed is not None:
                 self.note_shadow(reservation.shadowed)
+
+    def let_go(self) -> None:
+        """Another model is to answer: its tokens and its price are to be expected instead."""
+        assert self.reservation is not None, "it has arrived"
+        self.reservation.let_go(self._moment())
 
     def headers(self) -> Headers:
         """What is left of the strictest limits, at this moment."""

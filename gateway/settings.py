@@ -12,9 +12,12 @@ from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, Settings
 from engines.adapters import adapter_for
 from gateway.admin_settings import AdminSection, AlertsSection
 from gateway.config_file import read_settings
-from gateway.config_values import HttpUrl, Name, Port, Seconds, UsdPerMillion, refuse_half_pairs
+from gateway.config_values import HttpUrl, Name, Port, Seconds, refuse_half_pairs
 from gateway.kv_sources import KvEvents
 from gateway.lane_settings import LanesSection
+from gateway.model_settings import ModelSection
+from gateway.resilience_settings import HedgingSection, OutlierSection, RetrySection, SlowStartSection
+from gateway.traffic_settings import refuse_bad_traffic
 
 EngineKind = Literal["vllm", "llama-server", "openai", "warmlane"]
 SHARED_STORES = tuple(f"{scheme}{kind}://" for scheme in ("redis", "rediss") for kind in ("", "+sentinel", "+cluster"))
@@ -84,6 +87,19 @@ class ResponsesSection(Section):
     max_mb_per_project: Annotated[float, Field(gt=0, le=65_536)] = 64
 
 
+class ResponseCacheSection(Section):
+    """Answers that are given again to equal requests of the same project, in the memory of each gateway process.
+
+    `max_mb`: of all; 0: none is kept. `max_mb_per_project`, `max_entry_kb`: of one project, of one answer. `ttl_s`: how
+    long an answer is good. A project takes part by its limits document (`response_cache`).
+    """
+
+    max_mb: Annotated[float, Field(ge=0, le=65_536)] = 0
+    max_mb_per_project: Annotated[float, Field(gt=0, le=65_536)] = 16
+    max_entry_kb: Annotated[int, Field(ge=1, le=8192)] = 256
+    ttl_s: Annotated[float, Field(gt=0, le=2_592_000)] = 300
+
+
 class TelemetrySection(Section):
     """`log_level`: of the JSON log on stderr."""
 
@@ -105,41 +121,6 @@ class TimeoutSection(Section):
     body_s: Seconds = 60
 
 
-class RetrySection(Section):
-    """`budget_ratio`: retries allowed as a share of requests, over the last seconds."""
-
-    max_attempts: Annotated[int, Field(ge=1, le=10)] = 3
-    budget_ratio: Annotated[float, Field(ge=0, le=1)] = 0.1
-
-
-class ModelSection(Section):
-    """A model that tenants may name. Replicas may serve models without one; this adds aliases, bounds and prices.
-
-    `tokenizer`: a GGUF file with the model's vocabulary, or its `tokenizer.json` or the folder of that, so that prompts
-    can be compared with what engines tell of their caches (`kv_events`); that of our own workers is known. `price_in`,
-    `price_cached`, `price_out`: USD per million tokens of input, of input found in a cache (without it: as any input)
-    and of output. A model with no price cannot be used by a tenant that has a `usd_per_month`.
-    """
-
-    name: Name
-    aliases: tuple[Name, ...] = ()
-    context_tokens: Annotated[int, Field(ge=1, le=100_000_000)] | None = None
-    tokenizer: str = ""
-    price_in: UsdPerMillion | None = None
-    price_cached: UsdPerMillion | None = None
-    price_out: UsdPerMillion | None = None
-
-    @model_validator(mode="after")
-    def _a_price_is_whole(self) -> Self:
-        given = [price is not None for price in (self.price_in, self.price_out)]
-        if any(given) != all(given) or (self.price_cached is not None and not any(given)):
-            raise ValueError(f"the price of {self.name} needs both price_in and price_out")
-        if self.price_cached is not None and self.price_in is not None and self.price_cached > self.price_in:
-            # A budget holds a prompt back as computed anew: what is cached must not cost more than that.
-            raise ValueError(f"price_cached of {self.name} must be at most its price_in")
-        return self
-
-
 class ReplicaSection(Section):
     """An engine that runs already, attached by URL. `upstream_model`: its own name of the model, if another.
 
@@ -147,10 +128,10 @@ class ReplicaSection(Section):
     `shared_cache`: what if the engine knows no cache salt: `refuse` gives it to one tenant alone, `accept` to all,
     whose response times and cached tokens then tell what others asked. `kv_events`: `off`, `discover` (ask the engine
     where it publishes them) or `tcp://host:port`, with `,tcp://host:port` behind it for its replay socket; empty: our
-    own workers are asked, others not. `tasks`: what its model does, `generate`, `embed` (texts) or `score` (pairs, so
-    that it ranks); none given: our own workers tell, a hosted provider is taken to generate and embed, others anything
-    until they show that they cannot. `role`: of a pair of vLLM servers with a KV connector, `prefill` reads prompts and
-    `decode` writes the answers; a model is served by such pairs or by whole replicas.
+    own workers are asked, others not. `tasks`: what its model does: `generate`, `embed` (texts), `score` (pairs, so
+    that it ranks), `transcribe` (audio); none given: our own workers tell, a hosted provider is taken to generate and
+    embed, others anything until they show that they cannot. `role`: of a pair of vLLM servers with a KV connector,
+    `prefill` reads prompts and `decode` writes the answers; a model is served by such pairs or by whole replicas.
     """
 
     name: Name
@@ -164,7 +145,7 @@ class ReplicaSection(Section):
     priority: bool = False
     shared_cache: Literal["refuse", "accept"] = "refuse"
     kv_events: KvEvents = ""
-    tasks: tuple[Literal["generate", "embed", "score"], ...] = ()
+    tasks: tuple[Literal["generate", "embed", "score", "transcribe"], ...] = ()
     role: Literal["whole", "prefill", "decode"] = "whole"
 
     @model_validator(mode="after")
@@ -217,11 +198,15 @@ class ConfigFile(Section):
     store: StoreSection = StoreSection()
     ledger: LedgerSection = LedgerSection()
     responses: ResponsesSection = ResponsesSection()
+    response_cache: ResponseCacheSection = ResponseCacheSection()
     admin: AdminSection = AdminSection()
     alerts: AlertsSection = AlertsSection()
     telemetry: TelemetrySection = TelemetrySection()
     timeouts: TimeoutSection = TimeoutSection()
     retries: RetrySection = RetrySection()
+    outliers: OutlierSection = OutlierSection()
+    slow_start: SlowStartSection = SlowStartSection()
+    hedging: HedgingSection = HedgingSection()
     lanes: LanesSection = LanesSection()
     models: tuple[ModelSection, ...] = ()
     replicas: tuple[ReplicaSection, ...] = ()
@@ -235,6 +220,7 @@ class ConfigFile(Section):
         _refuse_repeats("served models and aliases", [*served, *(a for model in self.models for a in model.aliases)])
         roles = [(one.model, one.role) for one in self.replicas] + [(one.model, "whole") for one in self.workers]
         refuse_half_pairs(roles)
+        refuse_bad_traffic(self.models, served)
         return self
 
 

@@ -31,7 +31,8 @@ class Story:
     `lost_attempts`, `lost_tokens`: attempts that failed before any content, and the work in them.
     `owed`: what of the last attempt its tenant pays; `unseen_tokens`: output of it that nobody could count.
     `reserved_*`: what the request was expected to cost; `done`, `charged_tokens`, `cost_nanousd`: what it did.
-    `limit`: which refused it, or in shadow mode would have.
+    `limit`: which refused it, or in shadow mode would have. `from_cache`: no engine was needed.
+    `hedge`: how a second attempt beside a slow one ended, `won`, `lost` or `failed`, at `hedge_replica`.
     """
 
     surface: str
@@ -42,6 +43,7 @@ class Story:
     principal: Principal | None = None
     request: InferenceRequest | None = None
     model: str = ""
+    intended: str = ""  # the model that the journal knows of
     lane: Lane | None = None
     outcome: Outcome = Outcome.BUG
     problem: Problem | None = None
@@ -61,6 +63,9 @@ class Story:
     charged_tokens: int | None = None
     cost_nanousd: int | None = None
     limit: str | None = None
+    from_cache: bool = False
+    hedge: str = ""
+    hedge_replica: str = ""
 
     def ended_with(self, problem: Problem) -> None:
         """The request failed in this way."""
@@ -105,6 +110,9 @@ class Story:
             charged_tokens=self.charged_tokens,
             cost_nanousd=self.cost_nanousd,
             limit=self.limit,
+            from_cache=self.from_cache,
+            hedge=self.hedge,
+            hedge_replica=self.hedge_replica,
             num_chunks=relayed.num_chunks,
             predicted_ttft_s=self.decision.ttft_s if self.decision else None,
             predicted_hit_tokens=self.decision.hit_tokens if self.decision else None,

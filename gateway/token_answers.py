@@ -40,14 +40,14 @@ def tokens(body: bytes) -> bytes:
     return _encode({"count": len(ids), "max_model_len": found.max_model_len, "tokens": ids, "token_strs": texts})
 
 
-def count(body: bytes) -> bytes:
-    """Anthropic's `{input_tokens}`. Raises `ValueError`."""
-    return counted(len(_decode_tokens(body).tokens))
+def count(body: bytes, kind: str = "") -> bytes:
+    """Anthropic's `{input_tokens}`, OpenAI's with `kind` as its `object`. Raises `ValueError`."""
+    return counted(len(_decode_tokens(body).tokens), kind)
 
 
-def counted(num_tokens: int) -> bytes:
+def counted(num_tokens: int, kind: str = "") -> bytes:
     """The same of a number that is known."""
-    return _encode({"input_tokens": num_tokens})
+    return _encode({"object": kind, "input_tokens": num_tokens} if kind else {"input_tokens": num_tokens})
 
 
 def text(body: bytes) -> bytes:

@@ -7,6 +7,7 @@ from functools import partial
 from typing import Any
 
 from gateway.parts import Parts
+from gateway.response_cache.cache import bounds_of
 from policies.meters import Moment
 from routing.seat_control import REFRESH_EVERY_S
 
@@ -60,3 +61,4 @@ async def _tidy(parts: Parts) -> None:
         now = parts.clock()
         parts.quotas.expire(Moment(now, parts.unix()))
         parts.router.pool.expire(now - SHADOW_KEEP_S)
+        parts.kept_answers.expire(bounds_of(parts.settings.response_cache), now)

@@ -35,7 +35,9 @@ class TokenList:
 
 @dataclass(frozen=True, slots=True)
 class TokenCount:
-    """How many tokens a conversation has, as Anthropic's clients ask."""
+    """How many tokens a conversation has. `object`: what the answer calls itself; empty as Anthropic's clients ask."""
+
+    object: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,14 @@ class Text:
     """The text of tokens."""
 
 
-Wanted = Vectors | Ranking | Scores | TokenList | TokenCount | Text
+@dataclass(frozen=True, slots=True)
+class Transcript:
+    """What is said in an audio file: as JSON, or as a text that stands alone."""
+
+    is_json: bool
+
+
+Wanted = Vectors | Ranking | Scores | TokenList | TokenCount | Text | Transcript
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +60,7 @@ class Inputs:
     """`surface`: as engines have it (`engines/adapters/surfaces.py`). `content`: what draws the request's home.
 
     `num_bytes`: of all that a model reads, `num_tokens` of it where they are counted. `is_free`: the model itself is
-    not run, so no tokens are charged.
+    not run, so no tokens are charged. `teaches`: what an engine counts of it says something of texts.
     """
 
     surface: str
@@ -60,3 +69,4 @@ class Inputs:
     num_bytes: int = 0
     num_tokens: int | None = None
     is_free: bool = False
+    teaches: bool = True

@@ -38,14 +38,26 @@ READ_AT_SCRAPE = (
     _gauge("config_refused", "1 while the last reading of the configuration was refused"),
     _gauge("ledger_waiting", "requests written down that the ledger does not have yet"),
     _gauge("ledger_files", "files that gateways of this node wrote and the ledger still reads"),
+    _counter("mirrored", "copies of requests for another model, by how they ended", "model", "outcome"),
     _counter("ledger_dropped", "refusals that found no room to be written down"),
     _counter("ledger_recovered", "requests of gateways that died, charged as reserved"),
     _counter("ledger_unreadable", "lines of the files that nobody could read"),
     _counter("ledger_restored", "ledger files that were taken away and made again"),
+    _counter(
+        "response_cache",
+        "requests that the response cache could answer (`hit`) or might have (`miss`); answers `kept`, `unfit` (not "
+        "complete, or too large), `evicted` for want of room, `expired`",
+        "result",
+    ),
+    _gauge("response_cache_bytes", "what the answers that are kept take"),
+    _gauge("response_cache_answers", "answers that are kept"),
     _gauge("queue_depth", "requests waiting for a seat", "model", "lane"),
     _gauge("replica_seats", "seats the gateway may fill", "replica"),
     _gauge("bulk_seats", "seats that bulk may hold beside the present interactive work", "replica"),
     _gauge("replica_state", "1 for the state it is in", "replica", "state"),
+    _gauge(
+        "replica_share", "part of its seats it may be given: 1, less while it starts slowly, 0 while ejected", "replica"
+    ),
     _gauge("replica_running", "requests in its batch, as it says or as we count", "replica"),
     _gauge("replica_waiting", "requests in its own queue, if it says", "replica"),
     _gauge("replica_kv_used_ratio", "share of its KV cache in use, if it says", "replica"),
@@ -56,5 +68,11 @@ READ_AT_SCRAPE = (
         "standing",
     ),
     _gauge("replica_kv_blocks", "blocks it holds, as its KV events tell", "replica"),
+    _counter(
+        "ejections",
+        "replicas left out for a while: for `failures`, or answers that began `late`",
+        "model",
+        "because",
+    ),
     _counter("replica_kv_event_gaps", "times batches of its KV events were missing", "replica"),
 )

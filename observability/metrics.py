@@ -68,6 +68,9 @@ class Metrics:
             "Tokens of work in lost attempts, as reported or predicted: the operator's cost.",
             ["model"],
         )
+        self._hedges = self._counter(
+            "warmlane_hedges", "Second attempts beside slow ones: `won`, `lost` or `failed`.", ["model", "outcome"]
+        )
         self._hits = self._counter("warmlane_prefix_hit_tokens", "Prompt tokens found in a cache.", ["model", "source"])
         self._prompt = self._counter("warmlane_prompt_tokens", "Prompt tokens.", ["model"])
         ttft = self._histogram(
@@ -92,6 +95,8 @@ class Metrics:
         self._requests[model, record.lane, record.outcome].inc()
         if record.attempts:
             self._attempts[model,].inc(record.attempts)
+        if record.hedge:
+            self._hedges[model, record.hedge].inc()
         if record.lost_attempts:
             self._lost[model,].inc(record.lost_attempts)
             self._lost_tokens[model,].inc(record.lost_tokens)

@@ -40,6 +40,9 @@ class RequestRecord(Struct, frozen=True, kw_only=True, omit_defaults=True, gc=Fa
     charged_tokens: int | None = None  # input, cached input by its discount, and output
     cost_nanousd: int | None = None  # 1e-9 USD; None where the model has no price
     limit: str | None = None  # which limit refused it, or in shadow mode would have
+    from_cache: bool = False  # the response cache had the answer: no engine was asked
+    hedge: str = ""  # of a second attempt beside a slow one: `won`, `lost` or `failed`
+    hedge_replica: str = ""  # where it was made
     num_chunks: int = 0
     predicted_ttft_s: float | None = None
     predicted_hit_tokens: int | None = None

@@ -15,7 +15,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from policies.calendar_windows import MAX_ZONE_NAME, is_time_zone
 from policies.json_fault import plainly
 from policies.lane import Lane
-from policies.tenant import Limits
+from policies.tenant import Limits, ResponseCaching
 
 MAX_COUNT = 1_000_000_000  # chosen: far above any real limit, far below where numbers stop being exact
 MAX_TOKENS = 10**15  # chosen: more than anybody uses in a day, and still exact in every JSON reader
@@ -36,6 +36,7 @@ GroupName = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$(?!\n
 ZoneName = Annotated[str, Meta(min_length=1, max_length=MAX_ZONE_NAME)]
 SurfacePath = Literal[  # as in the ledger; what is not served yet may be named, for a list only narrows
     "/v1/audio/transcriptions",
+    "/v1/audio/translations",
     "/v1/batches",
     "/v1/chat/completions",
     "/v1/completions",
@@ -46,6 +47,7 @@ SurfacePath = Literal[  # as in the ledger; what is not served yet may be named,
     "/v1/messages/count_tokens",
     "/v1/rerank",
     "/v1/responses",
+    "/v1/responses/input_tokens",
     "/v1/score",
     "/v1/tokenize",
 ]
@@ -90,7 +92,8 @@ class LimitsDocument(Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     `rpm`, `tpm`: requests and charged tokens a minute. `concurrency`: requests in flight. `batch_cap`: seats in one
     replica's batch. `tokens_per_day`, `usd_per_month`: of the calendar in `time_zone`. `cached_token_discount`: the
     part of a cached token that is not charged; the smallest of all levels holds. `models`, `surfaces`: those that every
-    level names. The lowest level that sets `weight`, `time_zone`, `shadow` or `sharing_group` decides.
+    level names. The lowest level that sets `weight`, `time_zone`, `shadow`, `sharing_group` or `response_cache`
+    decides.
     """
 
     rpm: Count | UnsetType | None = UNSET
@@ -108,6 +111,7 @@ class LimitsDocument(Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     surfaces: list[SurfacePath] | UnsetType | None = UNSET
     max_lane: Lane | UnsetType | None = UNSET
     default_lane: Lane | UnsetType | None = UNSET
+    response_cache: ResponseCaching | UnsetType | None = UNSET
 
 
 _DECODER = msgspec.json.Decoder(LimitsDocument)
@@ -175,6 +179,7 @@ def effective(*levels: LimitsDocument, default: Limits = DEFAULT) -> Limits:
         models=_common([level.models for level in levels], default.models),
         surfaces=_common([level.surfaces for level in levels], default.surfaces),
         max_lane=max_lane,
+        response_cache=_last([level.response_cache for level in levels], default.response_cache),
         default_lane=default_lane if default_lane.is_within(max_lane) else max_lane,
     )
 

@@ -12,7 +12,8 @@ from policies.redis_rows import Names
 from policies.store import Project
 
 _CALL_S = 2.0  # a conversation of a few MB takes longer than a note; nobody's first token waits for it
-_END = struct.Struct("<d")  # before the content: when it ends, by the clock of whoever wrote it
+# Before the content: when it ends, by the clock of whoever wrote it. Its 8 bytes count for no bound.
+_END = struct.Struct("<d")
 
 # KEYS: projects, order (sorted set id -> number of its place), sizes (hash id -> bytes, '' -> all, '#' -> last place),
 # the response. ARGV: project, id, content, milliseconds, most, most bytes, the beginning of each response's name.
@@ -23,7 +24,7 @@ local function drop(id)
     local size = redis.call('HGET', KEYS[3], id)
     if size then
         redis.call('HDEL', KEYS[3], id)
-        redis.call('HINCRBY', KEYS[3], '', -tonumber(size))
+        redis.call('HINCRBY', KEYS[3], '', 0 - tonumber(size))
     end
 end
 """
@@ -34,8 +35,9 @@ if redis.call('HEXISTS', KEYS[1], ARGV[1]) == 0 then return 0 end
 drop(ARGV[2])
 redis.call('SET', KEYS[4], ARGV[3], 'PX', ARGV[4])
 redis.call('ZADD', KEYS[2], redis.call('HINCRBY', KEYS[3], '#', 1), ARGV[2])
-redis.call('HSET', KEYS[3], ARGV[2], #ARGV[3])
-local total = redis.call('HINCRBY', KEYS[3], '', #ARGV[3])
+local size = #ARGV[3] - 8
+redis.call('HSET', KEYS[3], ARGV[2], size)
+local total = redis.call('HINCRBY', KEYS[3], '', size)
 while redis.call('ZCARD', KEYS[2]) > tonumber(ARGV[5]) or total > tonumber(ARGV[6]) do
     local oldest = redis.call('ZRANGE', KEYS[2], 0, 0)
     if #oldest == 0 then break end
@@ -75,8 +77,7 @@ class Responses:
         for one in responses:
             content = _END.pack(one.expires_at) + one.content
             ends_in_ms = max(1, int((one.expires_at - now) * 1000))
-            most_bytes = bound.total_bytes + bound.number * _END.size
-            await self._run(_KEEP, one.project_id, one.id, content, ends_in_ms, bound.number, most_bytes)
+            await self._run(_KEEP, one.project_id, one.id, content, ends_in_ms, bound.number, bound.total_bytes)
 
     async def content(self, project_id: str, response_id: str, now: float) -> bytes | None:
         """What is kept, while its time lasts."""

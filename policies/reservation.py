@@ -102,6 +102,15 @@ class Reservation(Struct, eq=False, gc=False):  # no ring can lead through it
                     return None
         return self._hold_each(expected, moment)
 
+    def let_go(self, moment: Moment) -> None:
+        """Give back tokens and money, as if they had not been asked for yet; the request stays in flight."""
+        taken, self.taken = self.taken, None
+        if taken is not None:
+            taken.undo(moment)
+        held, self.held = self.held, None
+        if held:
+            self._let_go(held, moment)
+
     def charge(self, work: Work, nanousd: int | None, moment: Moment) -> int:
         """The real cost is known: count it instead of what was held, once; later calls change nothing.
 
@@ -139,12 +148,7 @@ class Reservation(Struct, eq=False, gc=False):  # no ring can lead through it
         """Give back everything, the place in the minute too."""
         if not self._leave():
             return
-        if self.taken is not None:
-            taken, self.taken = self.taken, None
-            taken.undo(moment)
-        if self.held:
-            self._let_go(self.held, moment)
-            self.held = None
+        self.let_go(moment)
         if self.counted_at is not None:
             self.plan.leave_minute(self.counted_at)
         if self.requests:

@@ -19,6 +19,14 @@ class Role(Enum):
     SERVICE = "service"
 
 
+class ResponseCaching(Enum):
+    """Which of a project's requests may be answered with what an equal one was told before."""
+
+    OFF = "off"
+    REPEATABLE = "repeatable"  # that ask for the same answer every time: greedy ones, and those with a seed
+    ALL = "all"
+
+
 @dataclass(frozen=True, slots=True)
 class Limits:
     """What a project may use, after inheritance. `None` means no limit, 0 means none allowed.
@@ -28,7 +36,7 @@ class Limits:
     `tokens_per_day`: charged tokens; `cached_token_discount` (0..1) of a cached one is not charged. `time_zone`: whose
     days and months count. `shadow`: refuse nothing, only tell what rpm, tpm, concurrency, tokens and money would have.
     `sharing_group`: projects of the organisation that name the same one share their cache. `models`, `surfaces`: what
-    may be asked for, None for all; a surface is the path of its route.
+    may be asked for, None for all; a surface is the path of its route. `response_cache`: see there.
     """
 
     rpm: int | None = None
@@ -46,6 +54,7 @@ class Limits:
     surfaces: frozenset[str] | None = None
     max_lane: Lane = Lane.INTERACTIVE
     default_lane: Lane = Lane.INTERACTIVE
+    response_cache: ResponseCaching = ResponseCaching.OFF
 
 
 def cache_domain(project_id: str, organization_id: str, limits: Limits) -> str:

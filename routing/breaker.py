@@ -7,6 +7,7 @@ aside until the wait it asked for is over and counts as nothing else. A client's
 from enum import Enum
 
 from engines.contract import Fault
+from routing.tally import Tally
 
 MAX_FAULTS = 3  # in a row, until the breaker opens
 OPEN_S = 2.0  # the first time; doubled by each failed probe
@@ -63,11 +64,13 @@ class Breaker:
         "_probes",
         "aside_until",
         "is_open",
+        "tally",
     )
 
     def __init__(self) -> None:
         self.aside_until = 0.0
         self.is_open = False
+        self.tally = Tally()  # of the same attempts, for comparison with other replicas
         self._num_faults = 0
         self._open_s = OPEN_S
         self._open_until = 0.0
@@ -120,6 +123,8 @@ class Breaker:
 
         `retry_after_s`: what the replica asked for with back-pressure; of several waits the latest end holds.
         """
+        if verdict is Verdict.FINE or verdict is Verdict.FAULT:
+            self._count(verdict, now)
         is_probe = self.is_open and probe > self._num_void
         self.release(probe)
         if verdict is Verdict.BACKPRESSURE:
@@ -134,6 +139,15 @@ class Breaker:
         """Give back the place of a probe that ended without a verdict; any other number changes nothing."""
         if probe and probe == self._probe:
             self._probe = 0
+
+    def _count(self, verdict: Verdict, now: float) -> None:
+        tally = self.tally
+        if now >= tally.until:
+            tally.move_on(now)
+        if verdict is Verdict.FINE:
+            tally.fine += 1
+        else:
+            tally.faults += 1
 
     def _count_fault(self, now: float, *, is_probe: bool) -> None:
         self._num_faults += 1

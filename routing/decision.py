@@ -76,10 +76,18 @@ class Actual(Struct, frozen=True):
     outcome: str | None = None
 
 
+class Hedge(Struct, frozen=True):
+    """A second attempt beside a slow one. `outcome`: `won` (then the decision is its own), `lost` or `failed`."""
+
+    replica: str
+    outcome: str
+
+
 class Receipt(Struct, frozen=True, omit_defaults=True):
     """A decision as the admin plane shows it (contract: a receipt); encode with `msgspec.json`.
 
     `prefill`: the same of the replica that read the prompt for the chosen one; left out where that read it itself.
+    `hedge`: of a request that had one.
     """
 
     request_id: str
@@ -89,6 +97,7 @@ class Receipt(Struct, frozen=True, omit_defaults=True):
     predicted: Predicted
     actual: Actual | None
     prefill: "Receipt | None" = None
+    hedge: Hedge | None = None
 
 
 class RouteDecision(Struct, frozen=True, gc=False):

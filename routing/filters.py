@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterable
 from enum import Enum
 
+from routing.holdbacks import Holdbacks
 from routing.query import RouteQuery
 from routing.replica import Replica, ReplicaSpec, ReplicaState
 
@@ -19,6 +20,8 @@ class Rejection(Enum):
     UNFIT = "does not serve this endpoint"
     ASIDE = "asked to be left alone"
     FAILING = "failing"
+    EJECTED = "ejected: it stands out among its model's replicas"
+    STARTING = "starting slowly"
     NO_SEAT = "no free seat in the lane"
     BARRED = "no free seat there for this tenant"
 
@@ -27,16 +30,21 @@ _READY = ReplicaState.READY  # a global: looking a member up costs more than the
 
 
 def fitting(
-    replicas: Iterable[Replica], query: RouteQuery, may_use: MayUse | None, now: float
+    replicas: Iterable[Replica],
+    query: RouteQuery,
+    may_use: MayUse | None,
+    now: float,
+    holdbacks: Holdbacks | None = None,
 ) -> tuple[list[Replica], list[tuple[str, Rejection]]]:
     """(those that can take the request now, the names of the others with why not), in order.
 
+    `holdbacks`: who is held back, None for nobody.
     `rejection` says which; a healthy replica with a free seat, which is the common case, is seen here at once.
     """
     fit: list[Replica] = []
     filtered: list[tuple[str, Rejection]] = []
     rank = query.lane.rank
-    is_plain = not (query.excluded or query.labels or query.barred or query.needs)
+    is_plain = not (holdbacks or query.excluded or query.labels or query.barred or query.needs)
     for replica in replicas:
         breaker, spec = replica.breaker, replica.spec
         if (
@@ -51,7 +59,7 @@ def fitting(
         ):
             fit.append(replica)
             continue
-        reason = rejection(replica, query, may_use, now)
+        reason = rejection(replica, query, may_use, now, holdbacks)
         if reason is None:
             fit.append(replica)
         else:
@@ -59,7 +67,9 @@ def fitting(
     return fit, filtered
 
 
-def rejection(replica: Replica, query: RouteQuery, may_use: MayUse | None, now: float) -> Rejection | None:
+def rejection(
+    replica: Replica, query: RouteQuery, may_use: MayUse | None, now: float, holdbacks: Holdbacks | None = None
+) -> Rejection | None:
     """Why the replica (of the right model) cannot take the request now, or None if it can; the first reason that holds.
 
     Missing seats come last: they alone are worth waiting for.
@@ -78,7 +88,13 @@ def rejection(replica: Replica, query: RouteQuery, may_use: MayUse | None, now: 
     breaker = replica.breaker
     if not breaker.can_try(now):
         return Rejection.ASIDE if breaker.is_aside(now) else Rejection.FAILING
-    return _missing_seat(replica, query)
+    return _missing_seat(replica, query) or (_held_back(replica, holdbacks, now) if holdbacks is not None else None)
+
+
+def _held_back(replica: Replica, holdbacks: Holdbacks, now: float) -> Rejection | None:
+    if holdbacks.is_ejected(replica.name):
+        return Rejection.EJECTED
+    return Rejection.STARTING if holdbacks.is_at_bound(replica, now) else None
 
 
 def _misfit(spec: ReplicaSpec, query: RouteQuery) -> Rejection | None:

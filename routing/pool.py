@@ -3,8 +3,7 @@
 Counters change when a lease begins, has read its prompt, or ends, and never by discovery, health or looking.
 """
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
 from cache_affinity.capacity import CapacityFactor
 from cache_affinity.holders import Holders
@@ -12,28 +11,27 @@ from cache_affinity.shadow import ShadowIndex, bounds
 from policies.lane import Lane
 from routing.breaker import Verdict
 from routing.decision import RouteDecision
+from routing.holdbacks import Holdbacks
 from routing.lease import Lease
+from routing.pool_settings import PoolSettings
 from routing.pool_statistics import PoolStatistics, statistics_of
 from routing.replica import MOVES, ROW_TOKENS, Replica, ReplicaSpec, ReplicaState
-from routing.scorers import tokens_ahead
+from routing.scorers import reading_s, tokens_ahead
+from routing.seat_limits import seat_limits
+from routing.slow_start import Came
 from routing.step_model import Gaps, MeanRows
 from routing.ttft import TtftModel
 from routing.unseen import Unseen
 from routing.watchers import LeaseWatcher, Teller
 
-
-@dataclass(frozen=True, slots=True)
-class PoolSettings:
-    """`reserved_seats`: seats of each replica kept from all lower lanes. `kv_tokens`: assumed where a spec has none."""
-
-    reserved_seats: Mapping[Lane, int] = field(default_factory=dict)
-    kv_tokens: int = 131_072
+_CAME = {ReplicaState.JOINING: Came.JOINED, ReplicaState.LOST: Came.RETURNED}  # from which state a slow start begins
 
 
 class ReplicaPool:
     """Replicas by name and by model. `watcher`: told of every lease, if set. `holders`: of all shadows together.
 
     `teller`: tells other gateways, if there may be some; `unseen`: what they may have done meanwhile, by model.
+    `holdbacks`: who is ejected or starts slowly.
     """
 
     def __init__(self, settings: PoolSettings | None = None) -> None:
@@ -41,6 +39,7 @@ class ReplicaPool:
         self.watcher: LeaseWatcher | None = None
         self.teller: Teller | None = None
         self.unseen: dict[str, Unseen] = {}
+        self.holdbacks = Holdbacks(self.settings.outliers, self.settings.slow_start)
         self._replicas: dict[str, Replica] = {}
         self._by_model: dict[str, tuple[Replica, ...]] = {}
         self._usual: dict[str, TtftModel] = {}  # by model, of all replicas together
@@ -81,14 +80,15 @@ class ReplicaPool:
         factor = self._factors.setdefault(spec.kind, CapacityFactor())
         if replica is None:
             shadow = ShadowIndex(capacity_bytes, max_nodes, name=spec.name, holders=self.holders, factor=factor)
-            replica = Replica(spec, shadow, self._seat_limits(spec.seats), now)
+            replica = Replica(spec, shadow, seat_limits(spec.seats, self.settings.reserved_seats), now)
             self._replicas[spec.name] = replica
         else:
             known, replica.spec = replica.spec, spec
-            replica.seat_limits = self._seat_limits(spec.seats)
+            replica.seat_limits = seat_limits(spec.seats, self.settings.reserved_seats)
             replica.shadow.resize(capacity_bytes, max_nodes, factor)
             if (known.generation, known.url, known.model) != (spec.generation, spec.url, spec.model):
                 replica.restart(now)
+                self.holdbacks.forget(spec.name)
         self._index()
         self._assume(spec.model)
         return replica
@@ -102,6 +102,7 @@ class ReplicaPool:
         if replica is None:
             return False
         replica.shadow.leave()
+        self.holdbacks.forget(name)
         self._index()
         return True
 
@@ -110,14 +111,18 @@ class ReplicaPool:
         replica = self._replicas.get(name)
         return replica is not None and (state is replica.state or state in MOVES[replica.state])
 
-    def move(self, name: str, state: ReplicaState) -> bool:
+    def move(self, name: str, state: ReplicaState, now: float | None = None) -> bool:
         """Whether the replica is in `state` now. A move that is not in `MOVES`, or of an unknown name, changes nothing.
 
-        So a probe that fails on a draining replica does not undo the operator's wish.
+        So a probe that fails on a draining replica does not undo the operator's wish. `now`: given where work is under
+        way, so that who was joining or lost starts slowly.
         """
         if not self.can_move(name, state):
             return False
-        self._replicas[name].state = state
+        replica = self._replicas[name]
+        before, replica.state = replica.state, state
+        if now is not None and state is ReplicaState.READY and before in _CAME:
+            self.holdbacks.joined(replica, _CAME[before], self.of_model(replica.spec.model), now)
         return True
 
     def lease(self, decision: RouteDecision, now: float) -> Lease | None:
@@ -135,7 +140,7 @@ class ReplicaPool:
             self, replica, decision.lane, now=now, uncached_tokens=decision.uncached_tokens, tokens_ahead=ahead,
             rows_ahead=replica.num_flying - replica.hidden_in_flight,
             unread_ahead=replica.outstanding_tokens - replica.hidden_tokens,
-            reading_s=_reading_s(replica, ahead, decision.uncached_tokens),
+            reading_s=reading_s(replica, ahead, decision.uncached_tokens),
             probe=replica.breaker.begin(now),
         )  # fmt: skip
         replica.in_flight[decision.lane.rank] += 1
@@ -183,7 +188,19 @@ class ReplicaPool:
 
     def report(self, lease: Lease, verdict: Verdict, now: float, *, retry_after_s: float | None = None) -> None:
         """Take in what the attempt says about its replica's health."""
-        lease.breaker.report(verdict, now, probe=lease.probe, retry_after_s=retry_after_s)
+        breaker = lease.breaker
+        was_open = breaker.is_open
+        breaker.report(verdict, now, probe=lease.probe, retry_after_s=retry_after_s)
+        if verdict is Verdict.FAULT:
+            self.holdbacks.judge(self.of_model(lease.replica.spec.model), now)
+        elif was_open and not breaker.is_open and lease.is_current:
+            self.holdbacks.start(lease.replica, Came.FAILED, now)
+
+    def note_late(self, lease: Lease, now: float) -> None:
+        """The first content came, or did not yet, so late that the replica's own past cannot explain it."""
+        if lease.is_current and not lease.is_hidden and not lease.replica.ttft.unlearned:
+            lease.breaker.tally.late += 1
+            self.holdbacks.judge(self.of_model(lease.replica.spec.model), now)
 
     def unlearn_prompt(self, lease: Lease) -> None:
         """The replica never read the lease's prompt: what the lease alone made it believed to hold is dropped."""
@@ -275,17 +292,6 @@ class ReplicaPool:
         """Everything countable, at this moment."""
         return PoolStatistics(self._num_leases, tuple(map(statistics_of, self._replicas.values())))
 
-    def _seat_limits(self, seats: int) -> tuple[int, ...]:
-        """Below how many open leases each lane, by rank, may take a seat. Every lane keeps at least one.
-
-        The one seat is for a small replica: reserving all it has would shut lower lanes out for ever.
-        """
-        limits, reserved = [], 0
-        for lane in sorted(Lane, key=lambda lane: lane.rank):
-            limits.append(max(min(1, seats), seats - reserved))
-            reserved += self.settings.reserved_seats.get(lane, 0)
-        return tuple(limits)
-
     def _index(self) -> None:
         """Who serves which model; what was learned of models and kinds that nobody is of any more is forgotten."""
         by_model: dict[str, list[Replica]] = {}
@@ -296,10 +302,3 @@ class ReplicaPool:
         self.unseen = {model: unseen for model, unseen in self.unseen.items() if model in by_model}
         kinds = {replica.spec.kind for replica in self._replicas.values()}
         self._factors = {kind: factor for kind, factor in self._factors.items() if kind in kinds}
-
-
-def _reading_s(replica: Replica, tokens_ahead: int, uncached_tokens: int) -> float:
-    """How long until a prompt will be read; by the steps where they are learned, for they take bulk prompts in, too."""
-    if replica.spec.capabilities.leaves_bulk_out:
-        return replica.ttft.predict_s(tokens_ahead + uncached_tokens)
-    return replica.steps.reading_s(replica.outstanding_tokens + uncached_tokens, replica.num_flying)

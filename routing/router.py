@@ -15,6 +15,7 @@ from routing.breaker import VERDICTS, Verdict
 from routing.decision import Absence, Full, NoReplica, RouteDecision, Why
 from routing.filters import MayUse, Rejection, fitting
 from routing.lease import Lease
+from routing.outliers import LATE_FACTOR, LATE_S
 from routing.picker import pick
 from routing.pool import ReplicaPool
 from routing.query import RouteQuery
@@ -26,6 +27,7 @@ from routing.usual import Usual
 
 # The prompt was not read, so the replica does not hold it now.
 _UNREAD = frozenset({Fault.CLIENT, Fault.CONNECT, Fault.STALE, Fault.BACKPRESSURE, Fault.UNSERVED})
+_FULL = frozenset({Rejection.NO_SEAT, Rejection.BARRED, Rejection.STARTING})  # a seat is worth waiting for
 _NOTHING_USUAL = Usual()  # of a model that has answered nothing yet
 _ABSENCES = (  # the reason told when no replica is left, the most hopeful first
     (Rejection.ASIDE, Absence.BUSY),
@@ -73,7 +75,12 @@ class Router:
 
         `Full`: replicas could take it but have no seat for its lane now; wait for one.
         """
-        replicas, filtered = fitting(self.pool.of_model(query.model), query, self._may_use, now)
+        pool, holdbacks = self.pool.of_model(query.model), self.pool.holdbacks or None
+        if holdbacks is not None:
+            holdbacks.refresh(now)
+        replicas, filtered = fitting(pool, query, self._may_use, now, holdbacks)
+        if not replicas and holdbacks is not None and _is_last_resort(filtered):
+            replicas, filtered = fitting(pool, query, self._may_use, now)
         if not replicas:
             return self._absence(query, tuple(filtered), now)
         return self._decide(query, replicas, tuple(filtered), now)
@@ -117,6 +124,8 @@ class Router:
             bytes_per_token = decision.key.total_bytes / max(1, prompt_tokens or decision.prompt_tokens)
             self.pool.learn_capacity(lease, round(cached_tokens * bytes_per_token), decision.key.total_bytes)
         if ttft_s is not None:
+            if ttft_s > LATE_S + LATE_FACTOR * decision.ttft_s:
+                self.pool.note_late(lease, now)
             known = decision.prompt_tokens if prompt_tokens is None else prompt_tokens
             cached = decision.hit_tokens if cached_tokens is None else cached_tokens
             self.pool.learn_ttft(lease, max(0, known - cached), ttft_s)
@@ -175,7 +184,7 @@ class Router:
 
     def _absence(self, query: RouteQuery, filtered: tuple[tuple[str, Rejection], ...], now: float) -> NoReplica | Full:
         reasons = [reason for _, reason in filtered]
-        num_full = reasons.count(Rejection.NO_SEAT) + reasons.count(Rejection.BARRED)
+        num_full = sum(reason in _FULL for reason in reasons)
         if num_full:
             return Full(num_full, filtered)
         for reason, absence in _ABSENCES:
@@ -191,3 +200,10 @@ class Router:
             found = (self.pool.get(name) for name in names)
             return min(replica.breaker.retry_after_s(now) for replica in found if replica is not None)
         return self.settings.not_ready_retry_s if absence is Absence.NONE_READY else 0.0
+
+
+def _is_last_resort(filtered: Iterable[tuple[str, Rejection]]) -> bool:
+    """Whether those that are held back are all there is: nobody else will have a seat, however long is waited."""
+    reasons = {reason for _, reason in filtered}
+    is_held = Rejection.EJECTED in reasons or Rejection.STARTING in reasons
+    return is_held and not reasons & {Rejection.NO_SEAT, Rejection.BARRED}

@@ -99,6 +99,13 @@ def tokens_ahead(replica: Replica, uncached_tokens: int, *, feels_bulk: bool = T
     return outstanding + round(interference_tokens(flying, uncached_tokens, replica.row_tokens))
 
 
+def reading_s(replica: Replica, tokens_ahead: int, uncached_tokens: int) -> float:
+    """How long until a prompt will be read; by the steps where they are learned, for they take bulk prompts in, too."""
+    if replica.spec.capabilities.leaves_bulk_out:
+        return replica.ttft.predict_s(tokens_ahead + uncached_tokens)
+    return replica.steps.reading_s(replica.outstanding_tokens + uncached_tokens, replica.num_flying)
+
+
 def _load(replica: Replica, *, feels_bulk: bool) -> tuple[int, int]:
     """(outstanding tokens, requests in flight) as a request feels them: people do not feel bulk that is left out."""
     if feels_bulk:

@@ -219,7 +219,7 @@ class ModelAnswer:
         text = "".join(self.tokens)
         is_chat = path.endswith("/chat/completions")
         choice: dict[str, Any] = {"index": 0, "logprobs": None, "finish_reason": self.finish_reason}
-        choice |= {"message": {"role": "assistant", "content": text}} if is_chat else {"text": text}
+        choice |= {"message": {"role": "assistant", "content": text, "refusal": None}} if is_chat else {"text": text}
         body = _envelope(asked, is_chat=is_chat, is_chunk=False) | {"choices": [choice]}
         if self.usage != "none":
             body["usage"] = self.usage_object()
@@ -256,7 +256,7 @@ class ModelAnswer:
         shape = self.usage if wants_usage else "none"
 
         def chunk(delta: dict[str, Any], finish_reason: str | None = None) -> str:
-            content = {"delta": delta} if is_chat else {"text": delta.get("content", "")}
+            content = {"delta": delta} if is_chat else {"text": delta.get("content", ""), "logprobs": None}
             body = envelope | {"choices": [{"index": 0, **content, "finish_reason": finish_reason}]}
             if shape == "always" or (shape == "finish" and finish_reason is not None):
                 body["usage"] = self.usage_object()

@@ -2,7 +2,7 @@
 
 from engines.adapters.plain import PlainAdapter
 from engines.adapters.steering import HOSTED_FIELDS
-from engines.adapters.surfaces import RANKING_PATHS, STANDARD_FIELDS
+from engines.adapters.surfaces import HOSTED_PATHS, STANDARD_FIELDS, STANDARD_FORM_FIELDS
 from engines.contract import Capabilities
 
 
@@ -14,7 +14,8 @@ class OpenAIAdapter(PlainAdapter):
 
     kind = "openai"
     capabilities = Capabilities(reports_cached_tokens=True, forbids_unknown_fields=True)
-    paths = RANKING_PATHS
+    paths = HOSTED_PATHS
+    form_fields = STANDARD_FORM_FIELDS
     usual_tasks: frozenset[str] | None = frozenset({"generate", "embed"})
 
     def forwards(self, name: str) -> bool:

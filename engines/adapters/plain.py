@@ -4,10 +4,11 @@ Unknown fields survive (they may be the engine's own), nested values keep the cl
 reports its usage, because usage is what is charged. Engines differ by the small classes beside this one.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import msgspec
 
+from engines.adapters.forms import form_body, text_part
 from engines.adapters.steering import (
     CARRIERS,
     GATEWAY_FIELDS,
@@ -16,8 +17,16 @@ from engines.adapters.steering import (
     STEERING_TEMPLATE_VARIABLES,
     folded,
 )
-from engines.adapters.surfaces import OPENAI_PATHS, OWN_FIELDS, TEXT_SURFACES, Paths
-from engines.contract import Capabilities, Headers, LoadReport, Steering
+from engines.adapters.surfaces import (
+    FORM_SURFACES,
+    OPENAI_PATHS,
+    OWN_FIELDS,
+    OWN_FORM_FIELDS,
+    TEXT_SURFACES,
+    Paths,
+    form_field,
+)
+from engines.contract import Capabilities, Headers, LoadReport, Part, Steering
 
 _Fields = dict[str, msgspec.Raw]
 
@@ -37,6 +46,7 @@ class PlainAdapter:
     paths: Paths = OPENAI_PATHS
     tells_tasks = False
     usual_tasks: frozenset[str] | None = None
+    form_fields: frozenset[str] = OWN_FORM_FIELDS
 
     def body(self, fields: _Fields, steering: Steering) -> bytes:
         """The upstream JSON body (see `EngineAdapter.body`)."""
@@ -68,13 +78,20 @@ class PlainAdapter:
             kept.update(self.own_fields(steering))
         return kept
 
+    def form(self, parts: Sequence[Part], steering: Steering) -> bytes:
+        """The upstream multipart body (see `EngineAdapter.form`)."""
+        kept = [part for part in parts if form_field(part.name) in self.form_fields and part.name != "model"]
+        return form_body([text_part("model", steering.model), *self.own_parts(steering), *kept], _boundary(steering))
+
     def takes(self, surface: str) -> frozenset[str]:
         """The client's fields that are passed on there."""
         return OWN_FIELDS[surface]
 
     def headers(self, steering: Steering, api_key: str | None) -> Headers:
-        """The engine's key, and what `own_headers` adds."""
+        """The engine's key, how a form is cut, and what `own_headers` adds."""
         headers: Headers = [] if api_key is None else [(b"authorization", b"Bearer " + api_key.encode())]
+        if steering.surface in FORM_SURFACES:
+            headers.append((b"content-type", b"multipart/form-data; boundary=" + _boundary(steering)))
         return headers + self.own_headers(steering)
 
     def read_load(self, body: bytes) -> LoadReport:  # noqa: ARG002  (the contract's signature)
@@ -90,6 +107,10 @@ class PlainAdapter:
     def own_fields(self, steering: Steering) -> _Fields:  # noqa: ARG002  (for the engines that have some)
         """Fields the gateway sets for this engine."""
         return {}
+
+    def own_parts(self, steering: Steering) -> list[Part]:  # noqa: ARG002  (for the engines that have some)
+        """Fields of a form that the gateway sets for this engine."""
+        return []
 
     def own_headers(self, steering: Steering) -> Headers:  # noqa: ARG002  (for the engines that have some)
         """Headers the gateway sets for this engine."""
@@ -107,6 +128,11 @@ def attempt_headers(steering: Steering) -> Headers:
     if steering.traceparent is not None:
         headers.append((b"traceparent", steering.traceparent.encode()))
     return headers
+
+
+def _boundary(steering: Steering) -> bytes:
+    """What parts a form of this attempt: its id, of which half is drawn by lot and nobody was told."""
+    return b"warmlane-" + steering.attempt_id.encode()
 
 
 def _raw(value: str | int) -> msgspec.Raw:

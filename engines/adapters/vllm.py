@@ -2,10 +2,11 @@
 
 from msgspec import Raw
 
+from engines.adapters.forms import text_part
 from engines.adapters.load_text import read_load, vllm_names
 from engines.adapters.plain import PlainAdapter, attempt_headers, raw_fields
 from engines.adapters.surfaces import VLLM_PATHS
-from engines.contract import Capabilities, Headers, LoadReport, Steering
+from engines.contract import Capabilities, Headers, LoadReport, Part, Steering
 
 _NAMES = vllm_names(b"vllm:")
 _FOR_ANOTHER = Raw(b'{"do_remote_decode":true,"do_remote_prefill":false}')
@@ -38,6 +39,10 @@ class VllmAdapter(PlainAdapter):
         elif steering.transfer:
             fields["kv_transfer_params"] = Raw(steering.transfer)
         return fields
+
+    def own_parts(self, steering: Steering) -> list[Part]:
+        """A stream's usage is told only to whoever asks."""
+        return [text_part("stream_include_usage", "true")] if steering.is_streaming else []
 
     def own_headers(self, steering: Steering) -> Headers:
         """Attempt id (it wins over any id in the body) and trace."""

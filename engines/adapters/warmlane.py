@@ -4,7 +4,7 @@ from msgspec import Raw
 
 from engines.adapters.load_text import read_load, vllm_names
 from engines.adapters.plain import PlainAdapter, attempt_headers, raw_fields
-from engines.adapters.surfaces import VLLM_PATHS
+from engines.adapters.surfaces import WORKER_PATHS
 from engines.contract import Capabilities, Headers, LoadReport, Steering
 
 _NAMES = vllm_names(b"warmlane:")
@@ -19,7 +19,7 @@ class WarmlaneAdapter(PlainAdapter):
     )
     health_path = "/health"
     load_path = "/metrics"
-    paths = VLLM_PATHS
+    paths = WORKER_PATHS
     tells_tasks = True
 
     def own_fields(self, steering: Steering) -> dict[str, Raw]:

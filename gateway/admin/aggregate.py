@@ -31,12 +31,17 @@ def _merged(first: Any, second: Any) -> Any:
 
 
 def merged_replicas(answers: list[dict[str, Any]]) -> dict[str, Any]:
-    """The replicas by name, as the first gateway that knows one sees it; what each gateway counts there is summed."""
+    """The replicas by name, as the first gateway that knows one sees it; what each counts there is summed.
+
+    Held back is who any of them holds back.
+    """
     known: dict[str, dict[str, Any]] = {}
     for replica in (replica for answer in answers for replica in answer["data"]):
         first = known.setdefault(replica["name"], replica)
         if first is not replica:
             first.update({name: _merged(first[name], replica[name]) for name in _COUNTED_BY_EACH})
+            if not first.get("held_back") and replica.get("held_back"):  # each gateway judges by itself
+                first["held_back"] = replica["held_back"]
     return {**answers[0], "data": list(known.values())}
 
 

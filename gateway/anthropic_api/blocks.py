@@ -12,7 +12,7 @@ from msgspec import Raw, Struct
 
 from gateway.fields import is_longer, reader
 from gateway.prompt import MAX_PARTS
-from gateway.reading import check_object, wrong
+from gateway.reading import check_object, read_at, wrong
 
 _MEDIA = re.compile(r"image/[a-z0-9.+-]{1,64}")
 
@@ -82,13 +82,13 @@ Chat = dict[str, Any]  # a chat's message, to be encoded
 
 def check_nested_counts(messages: Raw) -> None:
     """Raises `ClientError` for a tool result of far too many parts before they are made."""
-    for index, message in enumerate(_outlines(messages)):
+    for index, message in enumerate(read_at("messages", messages, _outlines)):
         if len(message.content) <= MAX_PARTS or bytes(memoryview(message.content)[:1]) != b"[":
             continue
-        for place, block in enumerate(_outlines(message.content)):
+        path = f"messages[{index}].content"
+        for place, block in enumerate(read_at(path, message.content, _outlines)):
             if len(block.content) > MAX_PARTS and is_longer(block.content, MAX_PARTS):
-                path = f"messages[{index}].content[{place}].content"
-                raise wrong(path, f"it may hold at most {MAX_PARTS} parts")
+                raise wrong(f"{path}[{place}].content", f"it may hold at most {MAX_PARTS} parts")
 
 
 def chat_messages(message: Message, index: int) -> list[Chat]:

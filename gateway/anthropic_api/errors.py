@@ -19,6 +19,7 @@ _TYPES = {
     503: "overloaded_error",  # Anthropic's own status for it is 529; the status stays ours
     504: "timeout_error",
 }
+NO_THREADS = "thread_unsupported_request"  # of its `details`: a client's tool runner then sends the whole conversation
 _encode = msgspec.json.Encoder().encode
 _PING = b'event: ping\ndata: {"type":"ping"}\n\n'
 
@@ -27,9 +28,11 @@ class _Anthropic:
     """The language of messages."""
 
     def problem(self, problem: Problem, request_id: str) -> bytes:
-        error = {"type": _type(problem.status), "message": problem.message}
+        error: dict[str, object] = {"type": _type(problem.status), "message": problem.message}
         more = (("code", problem.code), ("param", problem.param))
         error |= {name: value for name, value in more if value is not None}
+        if problem.code == NO_THREADS:
+            error["details"] = {"error_code": NO_THREADS, "unsupported": ["thread"]}
         return _encode({"type": "error", "error": error, "request_id": request_id or None})
 
     def failure(self, problem: Problem, request_id: str) -> bytes:

@@ -9,6 +9,7 @@ from typing import Literal
 from msgspec import Raw, Struct
 
 from gateway.anthropic_api.blocks import Chat, Message, Text, chat_messages, check_nested_counts, encode, joined
+from gateway.anthropic_api.errors import NO_THREADS
 from gateway.anthropic_api.tools import tool_fields
 from gateway.anthropic_api.translation import MessageTranslation
 from gateway.errors import ClientError
@@ -24,7 +25,7 @@ _SAME = (
     "model", "max_tokens", "temperature", "top_p", "top_k", "stream",
     "min_p", "repetition_penalty", "seed", "prompt_cache_key", "session_id",
 )  # fmt: skip
-_NOT_HERE = ("mcp_servers", "container")  # what they ask for would be silently left undone
+_NOT_HERE = ("mcp_servers", "container", "compaction")  # what they ask for would be silently left undone
 _MAX_STOPS = 64  # as a chat's `stop`
 
 
@@ -68,8 +69,9 @@ def read_messages(fields: Fields) -> tuple[Fields, Translate]:
         raise wrong("max_tokens", "it is required, and must be a whole number")
     found = {name: fields[name] for name in _SAME if name in fields}
     found |= prompt_fields(fields)
-    stops: list[str] = read(fields, "stop_sequences", _stops) or []
-    if len(stops) > _MAX_STOPS or not all(stops):
+    are_too_many = len(fields.get("stop_sequences", b"")) > LARGE_BYTES  # a million are not made
+    stops: list[str] = [] if are_too_many else read(fields, "stop_sequences", _stops) or []
+    if are_too_many or len(stops) > _MAX_STOPS or not all(stops):
         raise wrong("stop_sequences", f"it may hold at most {_MAX_STOPS} strings, none of them empty")
     if stops:
         found["stop"] = Raw(encode(stops))
@@ -84,6 +86,9 @@ def read_messages(fields: Fields) -> tuple[Fields, Translate]:
 
 def prompt_fields(fields: Fields) -> Fields:
     """Of all that a template makes tokens of: what is counted is what will be read. Raises `ClientError`."""
+    if bytes(fields.get("thread", b"null")) != b"null":
+        why = "thread: no conversation is held here between messages: send all of it, without a thread"
+        raise ClientError(why, param="thread", code=NO_THREADS)
     system: str | list[Text] | None = read(fields, "system", _system)
     chat: list[Chat] = []
     if system:
@@ -119,6 +124,8 @@ def _is_begun(last: Chat) -> bool:
 
 def _template_variables(fields: Fields) -> Fields:
     thinking: _Thinking | None = read(fields, "thinking", _thinking)
+    if len(fields.get("chat_template_kwargs", b"")) > LARGE_BYTES:  # a million members are not made
+        raise wrong("chat_template_kwargs", f"it may have at most {LARGE_BYTES} bytes")
     variables: Fields = read(fields, "chat_template_kwargs", _members) or {}
     if thinking is not None and thinking.type in _THINKS:
         variables.setdefault("enable_thinking", _THINKS[thinking.type])

@@ -7,6 +7,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import Route
 
+from gateway.anthropic_api.errors import ANTHROPIC
+from gateway.anthropic_api.models import VERSION_HEADER, told_model, told_models
 from gateway.auth import AuthFailure, Directory
 from gateway.errors import Problem
 from gateway.language import OPENAI, Language
@@ -60,6 +62,8 @@ class Discovery:
         visible = self._visible(request)
         if isinstance(visible, Response):
             return visible
+        if _is_anthropic(request):
+            return _json(told_models(visible, self._started_at))
         return _json({"object": "list", "data": [self._entry(model) for model in visible]})
 
     async def one_model(self, request: Request) -> Response:
@@ -70,10 +74,10 @@ class Discovery:
         name = request.path_params["name"]
         for model in visible:
             if name == model.name or name in model.aliases:
-                return _json(self._entry(model))
-        return problem_response(
-            Problem(404, f"the model {name[:128]!r} does not exist", "not_found_error", "model_not_found", "model")
-        )
+                is_anthropic = _is_anthropic(request)
+                return _json(told_model(model, self._started_at) if is_anthropic else self._entry(model))
+        gone = Problem(404, f"the model {name[:128]!r} does not exist", "not_found_error", "model_not_found", "model")
+        return problem_response(gone, _language(request))
 
     async def live(self, _request: Request) -> Response:
         """200 while the process runs."""
@@ -101,7 +105,7 @@ class Discovery:
             failure = Problem(
                 401, principal.message, "authentication_error", principal.code, outcome=Outcome.UNAUTHENTICATED
             )
-            return problem_response(failure)
+            return problem_response(failure, _language(request))
         return self._models.visible(principal.tenant)
 
     def _entry(self, model: ServedModel) -> dict[str, object]:
@@ -118,6 +122,15 @@ class Discovery:
         if model.tasks is not None:
             entry["tasks"] = model.tasks
         return entry
+
+
+def _is_anthropic(request: Request) -> bool:
+    """Anthropic and OpenAI list models at the same path; the one's clients always say which version they speak."""
+    return VERSION_HEADER in request.headers
+
+
+def _language(request: Request) -> Language:
+    return ANTHROPIC if _is_anthropic(request) else OPENAI
 
 
 def problem_response(problem: Problem, language: Language = OPENAI) -> Response:

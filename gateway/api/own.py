@@ -23,7 +23,7 @@ from policies.ledger_totals import widened
 from policies.meters import NANODOLLARS, Counted, Moment
 from policies.quota import LimitStanding, Quotas
 from policies.store import StoreError
-from policies.tenant import Tenant
+from policies.tenant import ResponseCaching, Tenant
 
 # Waits between looks into a shared ledger for a request that another gateway may have served just now: it is there when
 # that gateway's supervisor has taken it in, every 250 ms. Together the time that an unknown id takes to be told.
@@ -51,6 +51,7 @@ class OwnLimits(Struct, frozen=True):
     """Every limit of the project and its organisation, and what may be asked for. `models`, `surfaces`: null for all.
 
     `batch_cap`: seats in one replica's batch by lane, which refuse nothing. `time_zone`: whose days and months count.
+    `response_cache`: which requests may get an earlier answer, where the gateway keeps any.
     """
 
     data: list[OwnLimit]
@@ -61,6 +62,7 @@ class OwnLimits(Struct, frozen=True):
     time_zone: str
     max_lane: Lane
     default_lane: Lane
+    response_cache: ResponseCaching
 
 
 class OwnRequest(Struct, frozen=True):
@@ -138,6 +140,7 @@ class Own:
             time_zone=limits.time_zone,
             max_lane=limits.max_lane,
             default_lane=limits.default_lane,
+            response_cache=limits.response_cache,
         )
 
     async def usage(self, request: Request, tenant: Tenant) -> Struct:

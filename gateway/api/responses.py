@@ -86,8 +86,8 @@ class Responses:
         return {
             "object": "list",
             "data": items[start:end],
-            "first_id": shown[0] if shown else None,
-            "last_id": shown[-1] if shown else None,
+            "first_id": shown[0] if shown else "",  # OpenAI's schema has no null here
+            "last_id": shown[-1] if shown else "",
             "has_more": end < len(items),
         }
 

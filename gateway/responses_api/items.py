@@ -11,7 +11,8 @@ import msgspec
 from msgspec import Raw, Struct
 
 from gateway.errors import ClientError
-from gateway.fields import reader
+from gateway.fields import is_longer, reader
+from gateway.prompt import MAX_PARTS
 from gateway.reading import read_at, wrong
 
 Chat = dict[str, Any]  # a chat's message, to be encoded
@@ -61,13 +62,23 @@ class _Reasoning(Struct):
     content: list[_Thought] | None = None
 
 
-class _Kind(Struct):
+class Kind(Struct):
+    """What every item may have."""
+
     type: str | None = None
     role: str | None = None
     id: str | None = None
+    status: str | None = None
 
 
-_kind = reader(_Kind)
+class _Outline(Struct):
+    content: Raw = Raw()
+    output: Raw = Raw()
+    summary: Raw = Raw()
+
+
+_kind = reader(Kind)
+_outline = reader(_Outline)
 _READERS = {
     "message": reader(_Message),
     "function_call": reader(_Call),
@@ -84,7 +95,7 @@ _ALLOWED: dict[str, tuple[type, ...]] = {
 
 def kind_of(item: Raw, path: str) -> tuple[str, str | None]:
     """(its kind, its id). Raises `ClientError`."""
-    found: _Kind = read_at(path, item, _kind)
+    found: Kind = read_at(path, item, _kind)
     kind = found.type or ("item_reference" if found.role is None and found.id else "message")
     return kind, found.id
 
@@ -96,8 +107,19 @@ def chat_messages(items: Iterable[tuple[str, Raw]]) -> list[Chat]:
         kind, _ = kind_of(item, path)
         if kind not in _READERS:
             raise wrong(f"{path}.type", f"{kind[:64]} is nothing that a model here can be told")
+        if len(item) > MAX_PARTS:
+            _check_counts(item, path)
         turns.add(path, read_at(path, item, _READERS[kind]))
     return turns.end()
+
+
+def _check_counts(item: Raw, path: str) -> None:
+    """Raises `ClientError` for far too many parts before they are made: a million take a part of a second."""
+    outline: _Outline = read_at(path, item, _outline)
+    for name in ("content", "output", "summary"):
+        parts = getattr(outline, name)
+        if len(parts) > MAX_PARTS and is_longer(parts, MAX_PARTS):
+            raise wrong(f"{path}.{name}", f"it may hold at most {MAX_PARTS} parts")
 
 
 class _Turns:

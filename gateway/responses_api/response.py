@@ -71,7 +71,7 @@ def response_of(body: bytes, usage: Usage | None, head: AnswerHead, asked: Asked
 
 
 def response(head: AnswerHead, asked: Asked, status: str, output: list[Any], **more: Any) -> dict[str, Any]:
-    """A response in this state. `more`: of `usage`, `error`, `incomplete_details`, what is not null."""
+    """A response in this state. `more`: of `error`, `incomplete_details` and `usage`, what is not null."""
     return {
         "id": response_id(head.request_id),
         "object": "response",
@@ -82,7 +82,6 @@ def response(head: AnswerHead, asked: Asked, status: str, output: list[Any], **m
         "incomplete_details": None,
         "model": head.model,
         "output": output,
-        "usage": None,
         **asked.echo,
         **more,
     }
@@ -94,7 +93,8 @@ def ended(
     """A response that is told to its end."""
     reason = _CUT.get(finish_reason or "")
     cut = {} if reason is None else {"incomplete_details": {"reason": reason}}
-    return response(head, asked, status_of(finish_reason), output, usage=_usage(usage), **cut)
+    told = {} if usage is None else {"usage": _usage(usage)}
+    return response(head, asked, status_of(finish_reason), output, **cut, **told)
 
 
 def status_of(finish_reason: str | None) -> str:
@@ -164,10 +164,8 @@ def _output(choice: _Choice, head: AnswerHead, asked: Asked) -> list[Any]:
     return output
 
 
-def _usage(usage: Usage | None) -> dict[str, Any] | None:
-    """Null where the engine reports none. Clients need every number: what an engine does not tell is 0."""
-    if usage is None:
-        return None
+def _usage(usage: Usage) -> dict[str, Any]:
+    """Clients need every number: what an engine does not tell is 0."""
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": usage.cached_tokens or 0, "cache_write_tokens": 0},

@@ -4,16 +4,19 @@ What is kept holds the whole conversation as items, so that the next turn needs 
 back by hand becomes the same prompt as what is found by an id.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import msgspec
-from msgspec import Raw, Struct
+from msgspec import UNSET, Raw, Struct, UnsetType
 
-from gateway.fields import reader
+from gateway.errors import ClientError
 from gateway.responses_api.ids import input_id
 from gateway.responses_api.items import encode
+
+MAX_KEPT_BYTES = 4 << 20  # of a conversation that is kept, with what its response says again; chosen: a million tokens
+MAX_REFERENCED_BYTES = MAX_KEPT_BYTES  # of items that one request refers to, each as often as it does
 
 
 class Kept(Struct):
@@ -63,19 +66,45 @@ class _Id(Struct):
     id: str | None = None
 
 
+class _Shown(Struct):
+    """What is kept of an item: what has a meaning. An item may have a million other members."""
+
+    id: str | None = None
+    type: str | None = None
+    status: str | UnsetType | None = UNSET
+    role: str | UnsetType = UNSET
+    content: Raw | UnsetType = UNSET
+    summary: Raw | UnsetType = UNSET
+    encrypted_content: Raw | UnsetType = UNSET
+    call_id: Raw | UnsetType = UNSET
+    name: Raw | UnsetType = UNSET
+    namespace: Raw | UnsetType = UNSET
+    phase: Raw | UnsetType = UNSET
+    arguments: Raw | UnsetType = UNSET
+    output: Raw | UnsetType = UNSET
+
+
 _decode_kept = msgspec.json.Decoder(Kept).decode
 _decode_output = msgspec.json.Decoder(_Output).decode
 _decode_id = msgspec.json.Decoder(_Id).decode
-_members = reader(dict[str, Raw])
+_decode_shown = msgspec.json.Decoder(_Shown).decode
 _KINDS = {"message": "msg", "function_call": "fc", "function_call_output": "fc", "reasoning": "rs"}
-_COMPLETED = Raw(b'"completed"')
+
+
+def too_much_referenced() -> ClientError:
+    """400: a few bytes of a request would stand for far more than its body may have."""
+    return ClientError(f"input may refer to items of at most {MAX_REFERENCED_BYTES >> 20} MiB together", param="input")
 
 
 def written(answered: Answered) -> bytes:
-    """What is kept of it. Takes as long as the conversation is. Raises `msgspec.MsgspecError`."""
+    """What is kept of it. Takes as long as the conversation is. Raises `msgspec.MsgspecError`, `RecursionError`."""
     before = len(answered.items) - answered.given
     items = [*answered.items[:before]]
-    items += [_shown(item, answered.id, place) for place, item in enumerate(answered.items[before:])]
+    ids = {id_of(item) for item in items}  # an id that comes again gets another: pages begin behind an id
+    for place, item in enumerate(answered.items[before:]):
+        shown = _shown(item, answered.id, place, ids)
+        ids.add(shown.id or "")
+        items.append(Raw(encode(shown)))
     output = _decode_output(answered.response).output
     return encode(Kept(Raw(answered.response), items, output))
 
@@ -90,30 +119,24 @@ def id_of(item: Raw) -> str:
     return _decode_id(item).id or ""
 
 
-def _shown(item: Raw, response: str, place: int) -> Raw:
+def _shown(item: Raw, response: str, place: int, taken: Container[str]) -> _Shown:
     """An item as clients are shown it: with an id, a kind and a status, its content as parts."""
-    members: dict[str, Raw] = _members(item)
-    kind = _text(members.get("type")) or "message"
-    if _text(members.get("id")) is None:
-        members["id"] = Raw(encode(input_id(_KINDS[kind], response, place)))
-    members["type"] = Raw(encode(kind))
-    if kind == "message":
-        members["content"] = _parts(members["content"], _text(members["role"]) or "")
+    shown: _Shown = _decode_shown(item)
+    kind = shown.type = shown.type or "message"
+    if not shown.id or shown.id in taken:
+        shown.id = input_id(_KINDS[kind], response, place)
+    if kind == "message" and shown.content is not UNSET:
+        shown.content = _parts(shown.content, shown.role)
     if kind == "reasoning":
-        members.setdefault("summary", Raw(b"[]"))
-    elif _text(members.get("status")) is None:
-        members["status"] = _COMPLETED
-    return Raw(encode(members))
+        shown.summary = Raw(b"[]") if shown.summary is UNSET else shown.summary
+        shown.status = UNSET if shown.status is None else shown.status
+    elif shown.status is UNSET or shown.status is None:
+        shown.status = "completed"
+    return shown
 
 
-def _parts(content: Raw, role: str) -> Raw:
-    if not bytes(content).startswith(b'"'):
+def _parts(content: Raw, role: str | UnsetType) -> Raw:
+    if bytes(memoryview(content)[:1]) != b'"':
         return content
     said = {"type": "output_text", "text": content, "annotations": []}
     return Raw(encode([said if role == "assistant" else {"type": "input_text", "text": content}]))
-
-
-def _text(value: Raw | None) -> str | None:
-    """A string's value; None for null and for nothing."""
-    found: str | None = None if value is None else msgspec.json.decode(value, type=str | None)
-    return found

@@ -23,6 +23,14 @@ class _Function(Struct):
     strict: bool | UnsetType | None = UNSET
 
 
+class _SaidTool(Struct):
+    type: str
+    name: str
+    parameters: Raw = Raw(b"null")
+    strict: bool | None = None
+    description: str | UnsetType | None = UNSET
+
+
 class _Chosen(Struct):
     type: str
     name: str | None = None
@@ -41,18 +49,28 @@ class _Text(Struct):
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
+class _SaidText(Struct):
+    format: Raw = Raw()
+    verbosity: str | None = None
+
+
 _tools = reader(list[Raw])
+_kinds = reader(list[_Kind])
 _tool_kind = reader(_Kind)
 _function = reader(_Function)
 _choice = reader(str | _Chosen)
 _text = reader(_Text)
+_said_text = reader(_SaidText)
 _flag = reader(bool)
+_said_tool = reader(_SaidTool)
 
 
 def tool_fields(fields: Mapping[str, Raw]) -> dict[str, Raw]:
     """`tools`, `tool_choice` and `parallel_tool_calls` of the chat, those that there are. Raises `ClientError`."""
-    if len(fields.get("tools", b"")) > MAX_TOOLS and is_longer(fields["tools"], MAX_TOOLS):
-        raise wrong("tools", f"it may hold at most {MAX_TOOLS} tools")
+    if len(fields.get("tools", b"")) > MAX_TOOLS:
+        if is_longer(fields["tools"], MAX_TOOLS):
+            raise wrong("tools", f"it may hold at most {MAX_TOOLS} tools")
+        read(fields, "tools", _kinds)  # a million of what are no tools are not made
     tools: list[Raw] = read(fields, "tools", _tools) or []
     choice: str | _Chosen | None = read(fields, "tool_choice", _choice)
     is_parallel: bool | None = read(fields, "parallel_tool_calls", _flag)
@@ -67,6 +85,19 @@ def tool_fields(fields: Mapping[str, Raw]) -> dict[str, Raw]:
     if is_parallel is not None:
         found["parallel_tool_calls"] = Raw(encode(is_parallel))
     return found
+
+
+def told_tools(fields: Mapping[str, Raw]) -> list[_SaidTool]:
+    """Tools that were read before, as a response says them again: with all that a client's schema requires."""
+    tools: list[Raw] = read(fields, "tools", _tools) or []
+    return [read_at(f"tools[{index}]", tool, _said_tool) for index, tool in enumerate(tools)]
+
+
+def told_text(fields: Mapping[str, Raw]) -> dict[str, Raw | str]:
+    """`text` that was read before, as a response says it again."""
+    said: _SaidText = read(fields, "text", _said_text)
+    form = Raw(b'{"type":"text"}') if bytes(said.format) in (b"", b"null") else said.format
+    return {"format": form} | ({} if said.verbosity is None else {"verbosity": said.verbosity})
 
 
 def format_fields(fields: Mapping[str, Raw]) -> dict[str, Raw]:

@@ -14,7 +14,8 @@ from gateway.simulation.replica import EngineSettings, SimulatedReplica
 from gateway.simulation.simulation import Simulation
 from gateway.simulation.workload import Source
 from policies.lane import Lane
-from routing.pool import PoolSettings, ReplicaPool
+from routing.pool import ReplicaPool
+from routing.pool_settings import PoolSettings
 from routing.replica import ReplicaSpec, ReplicaState
 from routing.router import Router
 

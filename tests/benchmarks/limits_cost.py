@@ -23,11 +23,11 @@ from rich.table import Table
 
 from cache_affinity.ratio import TokenRatios
 from gateway.chunks import Usage
+from gateway.model_settings import ModelSection
 from gateway.owed import Owed
 from gateway.parts import Call
 from gateway.relay import Relayed
 from gateway.reserving import Reserving
-from gateway.settings import ModelSection
 from gateway.story import Story
 from policies.lane import Lane
 from policies.meters import Moment

@@ -51,7 +51,7 @@ def test_a_worker_killed_in_mid_stream_is_an_error_event_and_comes_back(fakes):
             victim.kill()
     assert events[-1] != "[DONE]"
     error = json.loads(events[-1])["error"]
-    assert (error["code"], error["reason"]) == (502, "replica_reset")
+    assert (error["code"], error["reason"]) == ("502", "replica_reset")
     fakes.until_replicas(
         sorted(
             (one["name"], "ready", one["generation"] + (one["name"] == running[0]["name"]))

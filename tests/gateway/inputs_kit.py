@@ -9,13 +9,13 @@ import json
 import struct
 from dataclasses import dataclass, field, replace
 
-from gateway.request import GENERATING, Surface
+from gateway.request import FORMS, GENERATING, Surface
 from tests.gateway.kit import MODEL
 from tests.scripted_engine import Cut, Framing, Reply
 
-INPUT_SURFACES = tuple(surface for surface in Surface if surface not in GENERATING)
+INPUT_SURFACES = tuple(surface for surface in Surface if surface not in GENERATING + FORMS)
 CHARGED = (Surface.EMBEDDINGS, Surface.RERANK, Surface.SCORE)
-FREE = (Surface.TOKENIZE, Surface.DETOKENIZE, Surface.COUNT_TOKENS)
+FREE = (Surface.TOKENIZE, Surface.DETOKENIZE, Surface.COUNT_TOKENS, Surface.INPUT_TOKENS)
 
 
 def embeddings(texts="Hello", **fields):
@@ -48,6 +48,11 @@ def count_tokens(text="Hello", **fields):
     return {"model": MODEL, "messages": [{"role": "user", "content": text}], **fields}
 
 
+def input_tokens(text="Hello", **fields):
+    """A body of `responses/input_tokens`, which engines are sent as a tokenize request."""
+    return {"model": MODEL, "input": text, **fields}
+
+
 BODIES = {
     Surface.EMBEDDINGS: embeddings,
     Surface.RERANK: rerank,
@@ -55,6 +60,7 @@ BODIES = {
     Surface.TOKENIZE: tokenize,
     Surface.DETOKENIZE: detokenize,
     Surface.COUNT_TOKENS: count_tokens,
+    Surface.INPUT_TOKENS: input_tokens,
 }
 
 

@@ -26,7 +26,7 @@ from policies.lease_table import LeaseTable
 from policies.leases import SoleHoldings
 from policies.local_holdings import LocalHoldings
 from routing.decision import NoReplica, RouteDecision
-from routing.pool import PoolSettings
+from routing.pool_settings import PoolSettings
 from routing.replica import ReplicaState
 from tests.routing.fleet import Fleet, spec
 from tests.scripted_engine import PATIENCE_S, within_patience

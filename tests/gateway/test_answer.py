@@ -128,7 +128,7 @@ async def test_a_failure_after_the_commit_is_the_last_event_without_an_end_marke
     one.write(event(b"1"))
     one.fail(PROBLEM)
     assert sink.status == 200
-    assert json.loads(sink.writes[-1][6:])["error"]["code"] == 503
+    assert json.loads(sink.writes[-1][6:])["error"]["code"] == "503"
     assert b"[DONE]" not in sink.body
     assert sink.endings == ["end"]
 

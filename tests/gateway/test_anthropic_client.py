@@ -13,7 +13,8 @@ from tests.scripted_engine import Cut, Reply, answer, sse, status
 both_ways = pytest.mark.parametrize("way", ["hot", "asgi"], indirect=True)
 ASKED = {"model": MODEL, "max_tokens": 64, "messages": [{"role": "user", "content": "Hello"}]}
 TOOL = {"name": "weather", "description": "Of a city.", "input_schema": {"type": "object", "properties": {}}}
-USAGE = {"prompt_tokens": 10, "completion_tokens": 3, "prompt_tokens_details": {"cached_tokens": 4}}
+CHAT_OBJECT = {"id": "chatcmpl-scripted", "created": 1_700_000_000, "model": "engine/small-a"}
+USAGE = {"prompt_tokens": 10, "completion_tokens": 3, "total_tokens": 13, "prompt_tokens_details": {"cached_tokens": 4}}
 
 
 def settings_of(gateway, key):
@@ -52,8 +53,9 @@ def calling(request):
     if not request.json.get("stream"):
         functions = [{"name": "weather", "arguments": '{"city": "Paris"}'}, {"name": "time", "arguments": "{}"}]
         calls = [one | {"function": function} for one, function in zip(ids, functions, strict=True)]
-        said = {"role": "assistant", "content": "I look.", "reasoning": "Hm.", "tool_calls": calls}
-        body = {"choices": [{"index": 0, "message": said, "finish_reason": "tool_calls"}], "usage": USAGE}
+        said = {"role": "assistant", "content": "I look.", "refusal": None, "reasoning": "Hm.", "tool_calls": calls}
+        choice = {"index": 0, "message": said, "logprobs": None, "finish_reason": "tool_calls"}
+        body = CHAT_OBJECT | {"object": "chat.completion", "choices": [choice], "usage": USAGE}
         return Reply([json.dumps(body).encode()])
     deltas = [
         {"role": "assistant", "content": ""},
@@ -67,7 +69,7 @@ def calling(request):
     ]
     chunks = [{"choices": [{"index": 0, "delta": delta, "finish_reason": None}]} for delta in deltas]
     chunks += [{"choices": [{"index": 0, "delta": {}, "finish_reason": "tool_calls"}]}, {"choices": [], "usage": USAGE}]
-    events = [sse(json.dumps(one)) for one in chunks]
+    events = [sse(json.dumps(CHAT_OBJECT | {"object": "chat.completion.chunk"} | one)) for one in chunks]
     return Reply([*events, sse("[DONE]")], headers=[("content-type", "text/event-stream")])
 
 

@@ -9,10 +9,10 @@ import itertools
 import pytest
 from starlette.routing import Route
 
-from gateway.request import Surface
+from gateway.request import FORMS, Surface
 from policies.store import NewKey
 from policies.tenant import Role
-from tests.gateway import inputs_kit
+from tests.gateway import audio_kit, inputs_kit
 from tests.gateway.kit import MODEL, chat, completion, message, respond
 from tests.scripted_engine import answer
 
@@ -43,7 +43,12 @@ GENERATING_BODIES = {
     Surface.MESSAGES: message(),
     Surface.RESPONSES: respond(),
 }
-BODIES = {**{surface.value: body for surface, body in GENERATING_BODIES.items()}, **INPUT_BODIES}
+FORM, FORM_TYPE = audio_kit.form()
+BODIES = {
+    **{surface.value: body for surface, body in GENERATING_BODIES.items()},
+    **INPUT_BODIES,
+    **{surface.value: FORM for surface in FORMS},
+}
 
 
 def inventory(gateway):
@@ -73,7 +78,7 @@ async def credential(gateway, who):
 
 async def ask(gateway, method, path, key):
     """The answer to one asking about what the gateway's own project has."""
-    is_response = path.startswith(f"{Surface.RESPONSES.value}/")
+    is_response = path.startswith(f"{Surface.RESPONSES.value}/{{id}}")
     id_ = gateway.response_id if is_response else gateway.request_id
     spelt = path.replace("{name:path}", MODEL).replace("{id}", id_)
     if method == "GET":
@@ -81,12 +86,15 @@ async def ask(gateway, method, path, key):
     if is_response:
         return await gateway.post(None, path=spelt, key=key, method=method)
     gateway.script(inputs_kit.served() if path in INPUT_BODIES else answer("Hi"))
+    if BODIES[path] is FORM:
+        gateway.script(audio_kit.transcribed("Hi"))
+        return await gateway.post(FORM, path=spelt, key=key, headers=[("content-type", FORM_TYPE)])
     return await gateway.post(BODIES[path], path=spelt, key=key)
 
 
 @pytest.fixture
 async def gateway(launch):
-    running = await launch()
+    running = await launch(kind="vllm")  # which has every surface
     running.script(answer("Hi"))
     running.request_id = (await running.post(chat())).header("x-request-id")
     running.script(answer("Hi"))

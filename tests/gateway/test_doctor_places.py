@@ -22,8 +22,9 @@ from gateway.doctor_places import (
 )
 from gateway.finding import Health, Patient
 from gateway.home import Home
+from gateway.model_settings import ModelSection
 from gateway.ports import listen_on
-from gateway.settings import GatewaySection, ModelSection, ReplicaSection, Settings, StoreSection
+from gateway.settings import GatewaySection, ReplicaSection, Settings, StoreSection
 from gateway.stores import opened
 from policies.sqlite_store import SqliteStore
 from tests.redis_server import redis_program, redis_server  # noqa: F401  # fixtures

@@ -58,7 +58,7 @@ def test_an_event_carries_the_status_that_can_no_longer_be_sent():
     assert raw.startswith(b"data: ")
     assert raw.count(b"\n") == 2
     error = json.loads(raw[6:])["error"]
-    assert (error["code"], error["reason"]) == (504, "replica_timeout")
+    assert (error["code"], error["reason"]) == ("504", "replica_timeout")
 
 
 @pytest.mark.parametrize(

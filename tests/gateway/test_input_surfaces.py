@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from gateway import input_relay
-from gateway.request import GENERATING, Surface
+from gateway.request import FORMS, GENERATING, Surface
 from tests.gateway.inputs_kit import (
     BODIES,
     CHARGED,
@@ -42,7 +42,7 @@ async def ask(gateway, surface, *, body=None, **options):
 def test_every_surface_that_generates_no_text_is_tried():
     """A new one must be added here."""
     assert set(INPUT_SURFACES) == set(CHARGED) | set(FREE) == set(BODIES)
-    assert set(Surface) == set(GENERATING) | set(BODIES)
+    assert set(Surface) == set(GENERATING) | set(BODIES) | set(FORMS)  # those of audio: test_audio.py
 
 
 @both_ways
@@ -56,7 +56,8 @@ async def test_an_answer_is_the_engines_under_the_name_that_was_asked_for(launch
     assert UPSTREAM_MODEL.encode() not in got.body
     sent = await gateway.received()
     assert sent.json["model"] == UPSTREAM_MODEL
-    own_paths = {Surface.TOKENIZE: "/tokenize", Surface.COUNT_TOKENS: "/tokenize", Surface.DETOKENIZE: "/detokenize"}
+    own_paths = dict.fromkeys((Surface.TOKENIZE, Surface.COUNT_TOKENS, Surface.INPUT_TOKENS), "/tokenize")
+    own_paths[Surface.DETOKENIZE] = "/detokenize"
     assert sent.path == own_paths.get(surface, surface.value)
     if surface in CHARGED:
         assert got.json["model"] == "alias"

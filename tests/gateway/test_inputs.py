@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 from engines.adapters import surfaces
 from gateway.errors import ClientError
 from gateway.inputs import MAX_INPUTS
-from gateway.request import GENERATING, Surface, read
+from gateway.request import FORMS, GENERATING, Surface, read
 from gateway.wanted import Ranking, Scores, Text, TokenList, Vectors
 from policies.lane import Lane
 
-INPUT_SURFACES = [surface for surface in Surface if surface not in GENERATING]
+INPUT_SURFACES = [surface for surface in Surface if surface not in GENERATING + FORMS]
 
 
 def asked(surface, **fields):
@@ -195,7 +195,7 @@ def test_what_holds_for_every_surface_holds_here(surface):
     """A model, no stream, and the lane that `service_tier` asks for."""
     body = {Surface.EMBEDDINGS: {"input": "a"}, Surface.RERANK: {"query": "a", "documents": ["b"]},
             Surface.SCORE: {"text_1": "a", "text_2": "b"}, Surface.TOKENIZE: {"prompt": "a"},
-            Surface.DETOKENIZE: {"tokens": [1]},
+            Surface.DETOKENIZE: {"tokens": [1]}, Surface.INPUT_TOKENS: {"input": "a"},
             Surface.COUNT_TOKENS: {"messages": [{"role": "user", "content": "a"}]}}[surface]  # fmt: skip
     assert refused(surface, **body, stream=True)[0] == "stream"
     assert refused(surface, **body, service_tier="gold")[0] == "service_tier"

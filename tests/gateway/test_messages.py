@@ -6,7 +6,7 @@ import json
 import pytest
 
 from gateway.request import Surface, read
-from tests.gateway.kit import MODEL, UPSTREAM_MODEL, chat, message
+from tests.gateway.kit import MODEL, UPSTREAM_MODEL, chat, message, respond
 from tests.scripted_engine import Cut, Reply, answer, dropped, sse, status
 
 both_ways = pytest.mark.parametrize("way", ["hot", "asgi"], indirect=True)
@@ -260,8 +260,11 @@ async def test_tokens_are_counted_here_where_no_engine_does_and_the_vocabulary_i
     request = read(Surface.MESSAGES, json.dumps(said).encode())
     chain = await gateway.parts.tokens.chain(MODEL, request, "salt")
     assert (got.status, got.json) == (200, {"input_tokens": chain.num_tokens})
+    as_response = respond(instructions="Be kind.")
+    got = await gateway.post(as_response, path="/v1/responses/input_tokens")
+    assert got.json == {"object": "response.input_tokens", "input_tokens": chain.num_tokens}
     assert gateway.engines.requests == []
-    [record] = await gateway.until_recorded(1)
+    record, _ = await gateway.until_recorded(2)
     assert (record.outcome, record.attempts, record.charged_tokens) == ("finished", 0, 0)
     odd = message(messages=[{"role": "user", "content": [PNG]}])
     assert error_of(await ask(gateway, odd, path=f"{PATH}/count_tokens"), 400)["param"] == "messages"

@@ -17,7 +17,7 @@ from policies.lane_queue import Overflow
 from policies.leases import SoleHoldings
 from policies.saturation import Saturation, SaturationSettings, Shed, TooLate
 from routing.decision import Absence
-from routing.pool import PoolSettings
+from routing.pool_settings import PoolSettings
 from routing.replica import ReplicaState
 from tests.routing.fleet import Fleet, spec
 

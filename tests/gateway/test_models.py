@@ -3,10 +3,10 @@
 import pytest
 
 from gateway.errors import ClientError
+from gateway.model_settings import ModelSection
 from gateway.model_surfaces import ModelSurfaces
 from gateway.models import ModelTable, ServedModel
 from gateway.outcome import Outcome
-from gateway.settings import ModelSection
 from policies.tenant import Limits, Tenant
 
 SECTIONS = (

@@ -126,7 +126,7 @@ async def test_a_failure_in_the_stream_is_raised_while_it_is_read(launch, connec
             seen.append(chunk.choices[0].delta.content)
             gate.set()
     assert seen == ["Hel"]
-    assert raised.value.code == "502"  # the client makes a string of it
+    assert raised.value.code == "502"
 
 
 @both_ways

@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from gateway.settings import Settings
 from routing.replica import prefill_name
-from tests.gateway.kit import MODEL, chat, completion
+from tests.gateway.kit import MODEL, chat, completion, message, respond
 from tests.scripted_engine import Cut, Reply, answer, dropped, status
 
 TRANSFER = {"do_remote_prefill": True, "remote_block_ids": [1, 2, 3], "remote_host": "10.0.0.7", "remote_port": 5600}
@@ -103,7 +103,15 @@ async def test_when_all_that_read_have_failed_the_answering_one_reads(launch):
 
 
 @pytest.mark.parametrize(
-    "reply", [dropped, lambda: read_for(transfer=None), lambda: status(200, b"{"), lambda: Reply([b"{", Cut.CLOSE])]
+    "reply",
+    [
+        dropped,
+        lambda: read_for(transfer=None),
+        lambda: read_for(transfer="elsewhere"),
+        lambda: read_for(pad="x" * (1 << 20)),
+        lambda: status(200, b"{"),
+        lambda: Reply([b"{", Cut.CLOSE]),
+    ],
 )
 async def test_an_answer_that_hands_nothing_over_is_a_fault(pairs, reply):
     """Cut, without KV, or no JSON."""
@@ -171,6 +179,54 @@ async def test_without_anybody_to_read_the_answering_one_reads(launch):
     (record,) = await gateway.until_recorded(1)
     assert record.cached_tokens == 3
     assert (await gateway.get("/health/ready", key=None)).status == 200
+
+
+async def test_a_clients_own_haste_is_no_readers_fault(pairs):
+    """A deadline that passes while a prompt is read: else one tenant could close all readers to everybody."""
+    pairs.script(Reply([], hold_head=asyncio.Event()))
+    got = await pairs.post(chat(WORDS), headers=[("x-warmlane-deadline-ms", "40")])
+    assert (got.status, got.code) == (504, "deadline")
+    assert not any(replica.breaker._num_faults for replica in pairs.parts.router.pool)
+    await pairs.until_quiet()
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        chat(WORDS, n=2),
+        completion([WORDS, "another"]),
+        completion(WORDS, best_of=2),
+        completion(WORDS, echo=True, logprobs=1),
+        chat(WORDS, prompt_logprobs=1),
+    ],
+)
+async def test_what_cannot_be_handed_over_is_read_where_it_is_answered(pairs, body):
+    """Several answers would fetch blocks that are freed after the first; of a prompt's tokens only its reader knows."""
+    path = "/v1/chat/completions" if "messages" in body else "/v1/completions"
+    pairs.script(answer("Hello"))
+    await pairs.post(body, path=path)
+    ((index, request),) = pairs.engines.requests
+    assert index >= 2
+    assert "kv_transfer_params" not in request.json
+
+
+@pytest.mark.parametrize("field", [{"n": 1}, {"echo": False}, {"best_of": 1}, {"prompt_logprobs": None}])
+async def test_what_asks_for_nothing_of_the_kind_is_handed_over(pairs, field):
+    """Spelled out or not."""
+    pairs.script(read_for(), answer("Hello"))
+    assert (await pairs.post(completion(WORDS, **field), path="/v1/completions")).status == 200
+    assert len(pairs.engines.requests) == 2
+
+
+@pytest.mark.parametrize(("path", "body"), [("/v1/messages", message(WORDS)), ("/v1/responses", respond(WORDS))])
+@pytest.mark.parametrize("stream", [True, False])
+async def test_other_languages_are_served_by_pairs_too(pairs, path, body, stream):
+    """A chat underneath; charged once, with what the reader found in its cache."""
+    pairs.script(read_for(cached=900), answer("Hello", prompt_tokens=1000, cached=1000))
+    assert (await pairs.post(body | {"stream": stream}, path=path)).status == 200
+    assert len(pairs.engines.requests) == 2
+    (record,) = await pairs.until_recorded(1)
+    assert (record.surface, record.prompt_tokens, record.cached_tokens, record.attempts) == (path, 1000, 900, 1)
 
 
 async def test_a_client_cannot_say_where_kv_lies(pairs):

@@ -88,7 +88,7 @@ async def test_at_the_end_of_grace_every_stream_gets_an_error_event(path):
         process.stop()
         for client in streams:
             got = await client.answer()
-            assert (got.text, got.error["code"], got.code) == ("a", 503, "shutting_down")
+            assert (got.text, got.error["code"], got.code) == ("a", "503", "shutting_down")
             assert (got.is_done, got.is_complete) == (False, True)
         await engine.until_idle()
         assert all(request.aborted.is_set() for request in engine.requests)
@@ -110,7 +110,7 @@ async def test_a_second_signal_ends_the_grace_at_once(path):
         process.stop()
         for client in streams:
             got = await client.answer()
-            assert (got.error["code"], got.is_done, got.is_complete) == (503, False, True)
+            assert (got.error["code"], got.is_done, got.is_complete) == ("503", False, True)
         assert await process.exit_code() == 0
         assert now() - began < 8
         assert [record["outcome"] for record in process.records] == ["stopped"] * 3

@@ -78,6 +78,14 @@ async def test_what_the_worker_will_refuse_has_no_tokens(tokens, fields):
     assert await tokens.chain("m", chat(**fields), "s") is None
 
 
+async def test_tools_that_are_nested_too_deeply_have_no_tokens(tokens):
+    """A request whose body could be read must not fail because its prompt cannot be guarded here."""
+    schema = msgspec.Raw(b'{"a":' + b"[" * 900 + b"]" * 900 + b"}")
+    request = chat(tools=[{"type": "function", "function": {"name": "f", "parameters": schema}}])
+    assert await tokens.chain("m", request, "s") is None
+    assert await tokens.count("m", request.fields) is None
+
+
 async def test_a_long_prompt_is_tokenised_beside_the_loop(tokens, monkeypatch):
     """Others are served meanwhile."""
     threads = []

@@ -27,6 +27,8 @@ CHANGES = [
     ({"telemetry": {"log_level": "debug"}}, ("telemetry.log_level",), ()),
     ({"timeouts": {"idle_s": 5, "connect_s": 5}}, ("timeouts.idle_s",), ("timeouts.connect_s",)),
     ({"retries": {"max_attempts": 1, "budget_ratio": 0.5}}, ("retries.max_attempts",), ("retries.budget_ratio",)),
+    ({"outliers": {"max_ejected_share": 0, "first_s": 5}}, ("outliers.max_ejected_share", "outliers.first_s"), ()),
+    ({"slow_start": {"window_s": 0}, "hedging": {"max_share": 0.1}}, ("slow_start.window_s", "hedging.max_share"), ()),
     ({"lanes": {"bulk": {"labels": {"pool": "night"}}}}, ("lanes.bulk.labels",), ()),
     (
         {"lanes": {"bulk": {"queue": 5, "lift_after_s": None}, "standard": {"weight": 2, "max_wait_s": 9}}},

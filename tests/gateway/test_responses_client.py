@@ -12,7 +12,7 @@ from policies.store import StoreError
 from tests.gateway.kit import MODEL, chat, respond
 from tests.gateway.test_anthropic_client import calling
 from tests.gateway.test_openai_client import connect  # noqa: F401  # a fixture
-from tests.scripted_engine import answer, dropped, status
+from tests.scripted_engine import Reply, answer, dropped, sse, status
 
 both_ways = pytest.mark.parametrize("way", ["hot", "asgi"], indirect=True)
 TOOL = {"type": "function", "name": "weather", "parameters": {"type": "object", "properties": {}}, "strict": False}
@@ -149,6 +149,24 @@ async def test_what_was_told_can_be_read_and_deleted(launch, connect, way):  # n
     assert caught.value.param == "previous_response_id"
 
 
+async def test_tokens_of_a_response_are_counted_before_it(launch, connect):  # noqa: F811
+    """With all that went before it and its tools, as the chat that it would be; by the engine, for nothing."""
+    gateway = await launch(kind="vllm")
+    client = connect(gateway)
+    gateway.script(answer("One."), Reply([b'{"tokens": [1, 2, 3], "count": 3}']))
+    first = await client.responses.create(model=MODEL, input="1?")
+    asked = {"model": MODEL, "instructions": "Be brief.", "input": "2?", "tools": [TOOL]}
+    got = await client.responses.input_tokens.count(**asked, previous_response_id=first.id)
+    assert (got.input_tokens, got.object) == (3, "response.input_tokens")
+    sent = await gateway.received(2)
+    assert (sent.path, len(sent.json["tools"])) == ("/tokenize", 1)
+    assert [one["content"] for one in sent.json["messages"]] == ["Be brief.", "1?", "One.", "2?"]
+    _, record = await gateway.until_recorded(2)
+    assert (record.surface, record.charged_tokens) == ("/v1/responses/input_tokens", 0)
+    with pytest.raises(openai.NotFoundError):
+        await client.responses.input_tokens.count(**asked, previous_response_id="resp_00")
+
+
 async def test_another_project_finds_nothing(launch, connect):  # noqa: F811
     """An id tells nobody anything."""
     gateway = await launch()
@@ -160,6 +178,90 @@ async def test_another_project_finds_nothing(launch, connect):  # noqa: F811
     with pytest.raises(openai.NotFoundError):
         await other.responses.create(model=MODEL, input="?", previous_response_id=got.id)
     assert (await connect(gateway).responses.retrieve(got.id)).id == got.id
+
+
+@pytest.mark.parametrize("order", ["asc", "desc"])
+async def test_pages_of_input_end_whatever_ids_a_client_gave(launch, connect, order):  # noqa: F811
+    """Each item once, in its order, though all came with one id; and what a page begins behind must be there."""
+    gateway = await launch()
+    client = connect(gateway)
+    items = [{"role": "user", "content": str(number), "id": "msg_same"} for number in range(7)]
+    first = await client.responses.create(model=MODEL, input=items)
+    got = await client.responses.create(model=MODEL, input="7", previous_response_id=first.id)
+    pages = client.responses.input_items.list(got.id, order=order, limit=3)
+    told = [item.content[0].text async for item in pages]
+    assert (told if order == "asc" else told[::-1]) == [*"0123456", "Hello world", "7"]
+    with pytest.raises(openai.BadRequestError, match="after"):
+        await client.responses.input_items.list(got.id, after="msg_other")
+    for limit in (0, 101):
+        with pytest.raises(openai.BadRequestError, match="limit"):
+            await client.responses.input_items.list(got.id, limit=limit)
+
+
+async def test_an_item_is_referred_to_by_its_id(launch, connect):  # noqa: F811
+    """Of the output or the input of an earlier response; another project's is not there."""
+    gateway = await launch()
+    client = connect(gateway)
+    first = await client.responses.create(model=MODEL, input="1?")
+    (asked,) = (await client.responses.input_items.list(first.id)).data
+    references = [{"type": "item_reference", "id": one} for one in (asked.id, first.output[0].id)]
+    await client.responses.create(model=MODEL, input=[*references, {"role": "user", "content": "2?"}])
+    said = [(one["role"], one["content"]) for one in (await upstream(gateway, 2))["messages"]]
+    assert said == [("user", "1?"), ("assistant", "Hello world"), ("user", "2?")]
+    other = connect(gateway, await gateway.new_key(await gateway.new_project()))
+    with pytest.raises(openai.BadRequestError, match="there is no item"):
+        await other.responses.create(model=MODEL, input=references)
+
+
+async def test_a_few_bytes_cannot_stand_for_gigabytes(launch):
+    """However often one large item is referred to."""
+    gateway = await launch()
+    first = (await gateway.post(respond("x" * (1 << 20)), path="/v1/responses")).json
+    (asked,) = (await gateway.get(f"/v1/responses/{first['id']}/input_items")).json["data"]
+    many = [{"type": "item_reference", "id": asked["id"]}] * 5000
+    got = await gateway.post(respond(many), path="/v1/responses")
+    assert (got.status, got.error["param"]) == (400, "input")
+
+
+@both_ways
+async def test_probabilities_of_a_text_are_passed_on(launch, connect, way):  # noqa: F811
+    """As the engine wrote them, in the deltas and at the end; to nobody who did not ask."""
+    token = {"token": "Hi", "logprob": -0.5, "bytes": [72, 105], "top_logprobs": []}
+    choice = {"index": 0, "logprobs": {"content": [token]}, "finish_reason": "stop"}
+
+    def engine(request):
+        said = {"role": "assistant", "content": "Hi"}
+        if request.json.get("stream"):
+            return Reply([sse(json.dumps({"choices": [choice | {"delta": said}]})), sse("[DONE]")])
+        return status(200, {"choices": [choice | {"message": said}]})
+
+    gateway = await launch()
+    client = connect(gateway)
+    gateway.script(*[engine] * 3)
+    wanted = {"model": MODEL, "input": "?", "include": ["message.output_text.logprobs"], "top_logprobs": 2}
+    whole = await client.responses.create(**wanted)
+    events = [event async for event in await client.responses.create(**wanted, stream=True)]
+    (delta,) = [event for event in events if event.type == "response.output_text.delta"]
+    for found in (whole.output[0].content[0], events[-1].response.output[0].content[0], delta):
+        assert [(one.token, one.logprob) for one in found.logprobs] == [("Hi", -0.5)]
+    assert (await upstream(gateway, 1))["top_logprobs"] == 2
+    assert (await client.responses.create(model=MODEL, input="?")).output[0].content[0].logprobs == []
+
+
+async def test_many_go_on_from_one_response_at_once(launch, connect):  # noqa: F811
+    """Each a conversation of its own, with ids of its own, while the first is deleted under them."""
+    gateway = await launch()
+    client = connect(gateway)
+    first = await client.responses.create(model=MODEL, input="1?")
+    going = [
+        client.responses.create(model=MODEL, input=str(number), previous_response_id=first.id) for number in range(8)
+    ]
+    told = await asyncio.gather(*going)
+    await client.responses.delete(first.id)
+    assert len({one.id for one in told}) == 8
+    third = await client.responses.create(model=MODEL, input="3?", previous_response_id=told[3].id)
+    items = (await client.responses.input_items.list(third.id, order="asc")).data
+    assert [item.content[0].text for item in items] == ["1?", "Hello world", "3", "Hello world", "3?"]
 
 
 async def test_what_shall_not_be_kept_is_not(launch, connect):  # noqa: F811
@@ -249,6 +351,7 @@ async def test_before_content_another_engine_is_tried(launch, connect):  # noqa:
             "input[0].content[0].type",
         ),
         ({"input": [{"type": "image_generation_call", "id": "x"}]}, "input[0].type"),
+        ({"input": [{"role": "user", "content": "x", "status": 5}]}, "input[0].status"),
         ({"input": []}, "input"),
         ({"metadata": {"a": "b" * 600}}, "metadata"),
         ({"text": {"format": {"type": "json_schema", "schema": {}}}}, "text.format.name"),

@@ -120,7 +120,7 @@ async def test_after_content_the_failure_is_told_in_the_stream(launch, events, s
     await client.until(seen)
     gate.set()
     got = await client.answer()
-    assert (got.error["code"], got.code, got.is_done, got.is_complete) == (502, "replica_reset", False, True)
+    assert (got.error["code"], got.code, got.is_done, got.is_complete) == ("502", "replica_reset", False, True)
     assert got.roles == sum(event == ROLE for event in events)
     assert len(gateway.engines.requests) == 1
     [record] = await gateway.until_recorded(1)

@@ -34,5 +34,5 @@ def test_who_gave_up_its_place_is_told_when_to_return_in_the_text_too():
     )
     assert (problem.status, problem.code, problem.retry_after_s) == (429, "queue_full", 3)
     assert problem.outcome is Outcome.REFUSED
-    assert b'"code":429' in problem.event()
+    assert b'"code":"429"' in problem.event()
     assert b'"reason":"queue_full"' in problem.event()

@@ -147,6 +147,7 @@ def test_the_reference_names_every_counted_metric(metrics):
             attempts=2,
             lost_attempts=1,
             lost_tokens=1,
+            hedge="won",
         )
     )
     metrics.budget_reached(80)

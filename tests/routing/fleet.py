@@ -8,7 +8,8 @@ from cache_affinity.ratio import TokenRatios
 from policies.lane import Lane
 from routing.decision import RouteDecision
 from routing.lease import Lease
-from routing.pool import PoolSettings, ReplicaPool
+from routing.pool import ReplicaPool
+from routing.pool_settings import PoolSettings
 from routing.query import RouteQuery
 from routing.replica import ReplicaSpec, ReplicaState
 from routing.router import Router

@@ -16,7 +16,7 @@ from policies.lane import Lane
 from policies.preemption import BulkRun, PreemptionSettings
 from routing.decision import RouteDecision
 from routing.lease import Lease
-from routing.pool import PoolSettings
+from routing.pool_settings import PoolSettings
 from routing.seat_control import REFRESH_EVERY_S, SeatControl
 from routing.step_model import Gaps
 from tests.routing.fleet import Fleet

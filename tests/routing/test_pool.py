@@ -12,7 +12,8 @@ from policies.lane import Lane
 from routing.breaker import Circuit
 from routing.decision import RouteDecision
 from routing.lease import Lease
-from routing.pool import PoolSettings, ReplicaPool
+from routing.pool import ReplicaPool
+from routing.pool_settings import PoolSettings
 from routing.replica import MOVES, ROW_TOKENS, ReplicaState
 from tests.routing.fleet import Fleet, key_of, spec
 

@@ -1,7 +1,8 @@
 """What a pool has learned of its replicas' capacity: one factor for a kind, whoever is of it now."""
 
 from cache_affinity.capacity import Remembered
-from routing.pool import PoolSettings, ReplicaPool
+from routing.pool import ReplicaPool
+from routing.pool_settings import PoolSettings
 from tests.routing.fleet import spec
 
 SETTINGS = PoolSettings(kv_tokens=4096)

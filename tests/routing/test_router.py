@@ -10,7 +10,8 @@ from engines.contract import Capabilities, Fault
 from policies.lane import Lane
 from routing.decision import Absence, Full, NoReplica, Why
 from routing.filters import Rejection
-from routing.pool import PoolSettings, ReplicaPool
+from routing.pool import ReplicaPool
+from routing.pool_settings import PoolSettings
 from routing.replica import ReplicaState
 from routing.router import Router
 from tests.routing.fleet import Fleet, key_of, spec

@@ -11,7 +11,7 @@ from policies.lane import Lane
 from policies.preemption import BulkRun, PreemptionSettings
 from routing.decision import RouteDecision
 from routing.filters import Rejection
-from routing.pool import PoolSettings
+from routing.pool_settings import PoolSettings
 from routing.replica import UNLIMITED
 from routing.seat_control import REFRESH_EVERY_S, SeatControl
 from routing.step_model import Gaps

@@ -36,7 +36,8 @@ def sent(kind, surface, fields):
 
 
 @pytest.mark.parametrize(
-    ("kind", "surface"), [(kind, surface) for kind in sorted(ADAPTERS) for surface in ADAPTERS[kind].paths]
+    ("kind", "surface"),
+    [(kind, surface) for kind in sorted(ADAPTERS) for surface in ADAPTERS[kind].paths if surface in PASSED],
 )
 def test_what_belongs_to_the_surface_is_passed_on_and_nothing_else(kind, surface):
     """An allow-list for every engine; the model is the one that the engine serves."""
@@ -60,13 +61,13 @@ def sent_own(kind):
     ("kind", "has"),
     [
         ("warmlane", set(ALL)),
-        ("vllm", set(ALL)),
-        ("llama-server", set(ALL) - {surfaces.SCORE, surfaces.TOKENIZE_CHAT}),
-        ("openai", {surfaces.EMBEDDINGS, surfaces.RERANK}),
+        ("vllm", set(ALL) | surfaces.FORM_SURFACES),
+        ("llama-server", set(ALL) - {surfaces.SCORE, surfaces.TOKENIZE_CHAT} | {surfaces.TRANSCRIPTIONS}),
+        ("openai", {surfaces.EMBEDDINGS, surfaces.RERANK} | surfaces.FORM_SURFACES),
     ],
 )
 def test_each_engine_has_its_endpoints(kind, has):
-    """llama-server scores no pairs and its /tokenize knows no chat; providers have no tokenizer to ask."""
+    """llama-server scores no pairs and its /tokenize knows no chat; providers have no tokenizer; our workers are deaf."""
     paths = adapter_for(kind).paths
     assert paths.keys() == has
     assert all(path.startswith("/") and " " not in path for path in paths.values())

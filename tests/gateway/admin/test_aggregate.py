@@ -1,5 +1,7 @@
 """Several gateways' answers as one."""
 
+import pytest
+
 from gateway.admin.aggregate import merged_replicas, summed, summed_exposition
 
 
@@ -61,3 +63,13 @@ def test_replicas_are_shown_once_with_what_all_gateways_have_there():
         "data": [{**seen("a", 3), "in_flight": {"interactive": 3, "bulk": 2}}, seen("b", 5)],
         "next_cursor": None,
     }
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_replica_that_any_gateway_holds_back_is_shown_as_held_back(order):
+    """Each judges by what it saw itself."""
+    held = {"kind": "ejected", "because": "late", "share": 0.0, "left_s": 3.0}
+    counts = {"in_flight": {}, "outstanding_tokens": 0}
+    rows = [{"name": "a", **counts, "held_back": None}, {"name": "a", **counts, "held_back": held}][::order]
+    [shown] = merged_replicas([{"data": [row], "next_cursor": None} for row in rows])["data"]
+    assert shown["held_back"] == held

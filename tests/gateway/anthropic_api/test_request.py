@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gateway.errors import ClientError
+from gateway.fields import LARGE_BYTES
 from gateway.prompt import MAX_MESSAGES, MAX_PARTS
 from gateway.request import GENERATING, Surface, read
 from policies.lane import Lane
@@ -296,6 +297,26 @@ def test_far_too_many_are_refused_before_they_are_made():
     assert refused(turn("user", *many))[0] == "messages"
     result = {"type": "tool_result", "tool_use_id": "a", "content": many}
     assert refused(USER, turn("user", result))[0] == "messages[1].content[0].content"
+
+
+@pytest.mark.parametrize("surface", [Surface.MESSAGES, Surface.COUNT_TOKENS])
+@pytest.mark.parametrize("block", ["x" * LARGE_BYTES, *[[1, "x" * LARGE_BYTES]], None])
+def test_what_is_no_block_is_refused_in_a_large_body_too(surface, block):
+    """By its path: it is looked at before it is read, and was once a failure of the gateway."""
+    blocks = [block] if block else [1] * LARGE_BYTES
+    assert refused(USER, turn("user", *blocks), surface=surface)[0] == "messages[1].content[0]"
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"stop_sequences": ["a"] * LARGE_BYTES},
+        {"chat_template_kwargs": {f"x{number}": 1 for number in range(LARGE_BYTES // 8)}},
+    ],
+)
+def test_members_without_end_are_refused_before_they_are_made(fields):
+    """A million of them take a part of a second, in which nobody else is served."""
+    assert refused(**fields)[0] == next(iter(fields))
 
 
 def test_nesting_without_end_is_refused():
