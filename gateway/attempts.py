@@ -54,7 +54,9 @@ class Attempts:
 
         Whoever comes back to the queue, from a replica that failed or because it gave way, has its old place there.
         """
-        self._parts.retries.earn()
+        if not call.story.has_earned:  # once a request, whichever models are tried for it
+            self._parts.retries.earn()
+            call.story.has_earned = True
         last: ReplicaError | None = None
         since = FOREVER
         while True:

@@ -184,14 +184,16 @@ class Lifecycle:
         """Whether another model answered in its place. If none can, its own failure is what is told."""
         parts, story, last = self._parts, call.story, error
         request, served = story.request, story.model
-        names = () if request is None else parts.traffic.fallbacks(asked, request, principal.tenant)
+        assert request is not None, "read before anybody was asked"
+        stable = parts.traffic.larger(asked, served)
+        names = (*stable, *parts.traffic.fallbacks(asked, request, principal.tenant))
         for model in names:
             if not is_trouble(last) or call.answer.has_content or call.is_late(parts.clock()):
                 break
             if model == served or (isinstance(last, ReplicaError) and not parts.retries.spend()):
                 continue
             held.let_go()
-            call.tell_model(model)
+            call.tell_model(model if model != asked else None)
             logs.get().info("request.fell_back", request_id=story.request_id, asked=asked, model=model)
             try:
                 await self._serve(call, held, principal, model)
@@ -204,6 +206,7 @@ class Lifecycle:
             else:
                 return True
         story.model = served
+        call.tell_model(served if served != asked else None)
         return False
 
     def _diagnose(self, call: Call, query: RouteQuery, segments: Sequence[bytes]) -> None:

@@ -90,7 +90,8 @@ class Call:
         """Whether the client's own deadline has passed."""
         return self.deadline is not None and now >= self.deadline
 
-    def tell_model(self, name: str) -> None:
+    def tell_model(self, name: str | None) -> None:
         """Another model than the one that was named answers: the client is told, if its headers are not out yet."""
         self.headers[:] = [(key, value) for key, value in self.headers if key != MODEL_HEADER]
-        self.headers.append((MODEL_HEADER, name.encode()))
+        if name is not None:
+            self.headers.append((MODEL_HEADER, name.encode()))

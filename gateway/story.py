@@ -44,6 +44,7 @@ class Story:
     request: InferenceRequest | None = None
     model: str = ""
     intended: str = ""  # the model that the journal knows of
+    has_earned: bool = False  # its part of the retry budget
     lane: Lane | None = None
     outcome: Outcome = Outcome.BUG
     problem: Problem | None = None

@@ -34,6 +34,7 @@ class Traffic:
     def __init__(self, models: tuple[ModelSection, ...], table: ModelTable) -> None:
         self._table = table
         self._variants: Mapping[str, Variants] = {}
+        self._weights: Mapping[str, Mapping[str, float]] = {}
         self._fallbacks: Mapping[str, tuple[str, ...]] = {}
         self._copied: Mapping[str, _Copied] = {}
         self._num_copies: dict[tuple[str, str], int] = {}
@@ -41,6 +42,7 @@ class Traffic:
 
     def configure(self, models: tuple[ModelSection, ...]) -> None:
         """Other settings from now on."""
+        self._weights = {one.name: one.weights for one in models if one.weights}
         self._variants = {one.name: Variants(one.weights) for one in models if one.weights}
         self._fallbacks = {one.name: one.fallbacks for one in models if one.fallbacks}
         self._copied = {
@@ -54,6 +56,16 @@ class Traffic:
     def variant(self, model: str, home: int) -> str:
         """Who answers for the model. `home`: of the conversation, `PrefixKey.home`."""
         return self._variants[model].of(home)
+
+    def larger(self, model: str, variant: str) -> tuple[str, ...]:
+        """Whom a variant that cannot answer falls back to: those of the name that have more weight, the largest first.
+
+        So a broken canary harms nobody, and a fleet in need does not fall upon it.
+        """
+        weights = self._weights.get(model, {})
+        least = weights.get(variant, 0.0)
+        found = [name for name, weight in weights.items() if weight > least]
+        return tuple(sorted(found, key=lambda name: -weights[name]))
 
     def fallbacks(self, model: str, request: InferenceRequest, tenant: Tenant) -> tuple[str, ...]:
         """Models to try in its place, in order: those that the tenant may use under their own names."""

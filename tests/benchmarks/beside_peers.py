@@ -89,6 +89,7 @@ def medians(runs: Runs) -> dict[str, dict[str, dict[str, float]]]:
     found: dict[str, dict[str, dict[str, float]]] = {}
     for workload, by_name in runs.items():
         direct = statistics.median(run["ttft_ms"]["p50"] for run in by_name[DIRECT])
+        late = statistics.median(run["ttft_ms"].get("p95", run["ttft_ms"]["p50"]) for run in by_name[DIRECT])
         for name, rounds in by_name.items():
             costs = [float(run["cpu_us"]) for run in rounds]
             ttft = statistics.median(run["ttft_ms"]["p50"] for run in rounds)
@@ -98,6 +99,8 @@ def medians(runs: Runs) -> dict[str, dict[str, dict[str, float]]]:
                 "most": max(costs),
                 "ttft_ms": ttft,
                 "added_ms": ttft - direct,
+                "added_p95_ms": statistics.median(run["ttft_ms"].get("p95", run["ttft_ms"]["p50"]) for run in rounds)
+                - late,
                 "memory_mb": max(float(run["memory_mb"]) for run in rounds),
             }
     return found
@@ -122,7 +125,9 @@ def text_of(result: Mapping[str, Any]) -> str:
     found = medians(result["runs"])
     units = {name: WORKLOADS[name].unit for name in found}
     lines = [
-        "| gateway | " + " | ".join(f"{name}: CPU-µs a {units[name]}" for name in found) + " | added TTFT p50 | RSS |",
+        "| gateway | "
+        + " | ".join(f"{name}: CPU-µs a {units[name]}" for name in found)
+        + " | added TTFT p50, p95 | RSS |",
         "|---|" + "---|" * (len(found) + 2),
     ]
     for name in found["small"]:
@@ -131,17 +136,25 @@ def text_of(result: Mapping[str, Any]) -> str:
         cells = []
         for by_name in found.values():
             one = by_name[name]
-            cells.append(f"{one['cpu_us']:,.3g} ({one['least']:,.3g}–{one['most']:,.3g})")
+            cells.append(" ".join((_figure(one["cpu_us"]), f"({_figure(one['least'])}–{_figure(one['most'])})")))
         stream = found["stream20"][name]
-        step = ", **a step**" if stream["added_ms"] > STEP_MS else ""
+        step = ", **a step**" if name != LITELLM and max(stream["added_ms"], stream["added_p95_ms"]) > STEP_MS else ""
         memory = max(by_name[name]["memory_mb"] for by_name in found.values())
-        lines.append(f"| {name} | " + " | ".join(cells) + f" | {stream['added_ms']:.2f} ms{step} | {memory:,.0f} MB |")
+        lines.append(
+            f"| {name} | "
+            + " | ".join(cells)
+            + f" | {stream['added_ms']:.2f}, {stream['added_p95_ms']:.1f} ms{step} | {memory:,.0f} MB |"
+        )
     lines.append("")
     for workload, (ratio, cheapest, times) in ratios(found).items():
         lines.append(
             f"- {workload}: {ratio:.2f} times the cheapest router ({cheapest}); litellm takes {times:.0f} times ours."
         )
     return "\n".join(lines)
+
+
+def _figure(cost: float) -> str:
+    return f"{cost:,.0f}" if cost >= 100 else f"{cost:.1f}"
 
 
 def write_docs(text: str) -> None:

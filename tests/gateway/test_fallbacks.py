@@ -126,6 +126,7 @@ async def test_both_fail_and_the_first_is_told(pair):
     gateway.script(dropped(), status(503))
     got = await gateway.post(chat())
     assert (got.status, got.json["error"]["code"]) == (502, "replica_reset")
+    assert got.header("x-warmlane-model") is None
     (record,) = await gateway.until_recorded(1)
     assert (record.model, record.outcome, record.charged_tokens) == ("small-a", "replica_error", 0)
 
@@ -187,6 +188,20 @@ async def test_a_conversation_stays_with_its_variant_and_both_get_some(pair):
     records = await gateway.until_recorded(48)
     assert {record.model for record in records} == {"small-a", OTHER}
     assert {record.requested_model for record in records} == {"small-a"}
+
+
+async def test_a_canary_that_is_away_harms_nobody(pair):
+    """Its conversations are answered by the one with more weight, under the name that was asked for; not the other way."""
+    models = [{"name": "small-a", "weights": {"small-a": 3, OTHER: 2}}, {"name": OTHER}]
+    gateway = await pair(models=models)
+    gateway.parts.fleet.drain("r2")
+    for number in range(12):
+        got = await gateway.post(chat(f"conversation {number}"))
+        assert (got.status, got.header("x-warmlane-model")) == (200, None)
+    gateway.parts.fleet.resume("r2")
+    gateway.parts.fleet.drain("r1")
+    statuses = {(await gateway.post(chat(f"conversation {number}"))).status for number in range(12)}
+    assert statuses == {200, 503}
 
 
 async def test_a_reload_changes_who_stands_in(pair):

@@ -176,7 +176,7 @@ async def test_who_sends_a_huge_body_without_looking_still_reads_the_413(launch)
 async def test_a_body_at_the_limit_is_served_whole_or_in_chunks(launch):
     """The limit itself is allowed; pieces of any size make the same body."""
     gateway = await launch(gateway={"max_body_mb": 0.01})
-    limit = gateway.gateway._max_body_bytes()
+    limit = gateway.gateway._bodies.max_bytes
     body = json.dumps(chat()).encode()
     body += b" " * (limit - len(body))
     assert (await gateway.post(body)).status == 200
